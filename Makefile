@@ -1,0 +1,57 @@
+# The front doors. `make` alone shows them.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+LOCK := requirements/dev.lock
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check bench format lock test-packages clean
+
+help: ## show this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1|\2/' | \
+	  while IFS='|' read -r name text; do printf '  make %-14s %s\n' "$$name" "$$text"; done
+
+setup: $(READY) ## make .venv with everything locked; quick when nothing changed
+
+$(READY): $(LOCK) pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Kappa needs Python 3.11 or newer; set PYTHON=/path/to/python3.11")'
+	@want=$$($(PYTHON) -c 'import sys; print(sys.version_info[:2])'); \
+	 have=$$($(BIN)/python -c 'import sys; print(sys.version_info[:2])' 2>/dev/null || true); \
+	 [ "$$want" = "$$have" ] || { echo "creating $(VENV)"; $(PYTHON) -m venv --clear $(VENV); }
+	@echo "installing the locked dependencies (the first time takes a minute)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r $(LOCK)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $@
+
+demo: $(READY) ## start the embedded server, migrate, show what was found, stop
+	@$(BIN)/kg demo
+
+test: check ## every check and every test
+	$(BIN)/pytest $(ARGS)
+
+check: $(READY) ## lint, format, types, import contracts
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/basedpyright
+	$(BIN)/lint-imports --no-cache
+
+bench: $(READY) ## the benchmarks, each beside its peer or limit
+	$(BIN)/python -m benchmarks $(ARGS)
+
+format: $(READY) ## let ruff format and mend what it can
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+lock: ## resolve the dependencies anew (fetches uv into .venv)
+	$(BIN)/python -m pip install --quiet uv
+	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-package kappa \
+	  --no-annotate --custom-compile-command 'make lock' --all-extras --group dev pyproject.toml -o $(LOCK)
+
+test-packages: ## what only tests need, from apt (as root)
+	@for p in pgbouncer; do command -v $$p >/dev/null || missing="$$missing $$p"; done; \
+	 [ -z "$$missing" ] || { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$missing; }
+
+clean: ## remove .venv and caches
+	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .import_linter_cache build src/*.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,1 @@
+"""Measurements of Kappa, each beside a peer or a limit in the same run."""

@@ -1,0 +1,15 @@
+"""Runs every benchmark there is: `python -m benchmarks [--quick]`."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+here = Path(__file__).parent
+names = sorted(path.stem for path in here.glob("[a-z]*.py"))
+if not names:
+    print("there is no benchmark yet")
+sys.exit(
+    max(
+        (subprocess.call([sys.executable, "-m", f"benchmarks.{name}", *sys.argv[1:]]) for name in names), default=0
+    )
+)

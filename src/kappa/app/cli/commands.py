@@ -1,0 +1,61 @@
+"""The commands at the top of `kg`."""
+
+from dataclasses import asdict
+from importlib.metadata import version
+from typing import Annotated
+
+import typer
+
+from kappa.app import settings, wiring
+from kappa.app.cli import db, show
+from kappa.app.usecases import doctor as examination
+from kappa.pg import migrate
+
+app = typer.Typer(
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Kappa: documents into a knowledge graph, and durable jobs, on nothing but PostgreSQL.",
+)
+app.add_typer(db.app, name="db")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"kappa {version('kappa')}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    _: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit."),
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def doctor(as_json: show.AsJson = False) -> None:
+    """Say what was found on this machine and what follows. Exits with 1 if something must be mended."""
+    found = examination.examine(settings.load(), show.say)
+    if as_json:
+        show.as_json([asdict(finding) for finding in found])
+    else:
+        show.findings(found)
+    if any(finding.level is examination.Level.PROBLEM for finding in found):
+        raise typer.Exit(1)
+
+
+@app.command()
+def demo() -> None:
+    """Start an embedded server of its own, migrate, look around, and stop."""
+    own = settings.load()
+    # The demo never touches what people keep: it has a home below theirs.
+    own = own.model_copy(update={"home": own.home / "demo", "database_url": None, "database_direct_url": None})
+    with wiring.open_database(own, "kg demo", show.say) as database:
+        with database.connect() as connection:
+            applied = migrate(connection, wiring.COMPONENTS)
+        show.out.print(f"the embedded server runs; {len(applied)} migrations were applied\n")
+        show.findings(examination.examine(own, show.say))
+    show.out.print("\nthe server was stopped; its data stays in", own.home.expanduser())

@@ -1,0 +1,155 @@
+"""`kg db`: the database server that Kappa brings along."""
+
+import os
+import shutil
+import signal
+import subprocess
+from typing import Annotated
+
+import typer
+from psycopg.conninfo import conninfo_to_dict
+
+from kappa.app import settings, wiring
+from kappa.app.cli import show
+from kappa.pg import KappaError, migrate
+from kappa.pg.embedded import EmbeddedServer
+from kappa.pg.errors import ServerNotRunning
+
+app = typer.Typer(no_args_is_help=True, help="The database: the embedded server, its address, its schema.")
+
+NOT_RUNNING = 3
+
+# What libpq reads in place of arguments; a password on a command line is everyone's to read.
+_VARIABLES = {
+    "host": "PGHOST",
+    "port": "PGPORT",
+    "user": "PGUSER",
+    "password": "PGPASSWORD",
+    "dbname": "PGDATABASE",
+    "sslmode": "PGSSLMODE",
+    "sslrootcert": "PGSSLROOTCERT",
+    "options": "PGOPTIONS",
+}
+
+
+@app.command()
+def start(as_json: show.AsJson = False) -> None:
+    """Start the embedded server and leave it running."""
+    server = _embedded("start")
+    server.start()
+    _print_status(server, as_json)
+
+
+@app.command()
+def stop(
+    force: Annotated[bool, typer.Option("--force", help="Also while other processes use it.")] = False,
+    as_json: show.AsJson = False,
+) -> None:
+    """Stop the embedded server."""
+    server = _embedded("stop")
+    try:
+        server.stop(force=force)
+        was_running = True
+    except ServerNotRunning:
+        was_running = False
+    if as_json:
+        show.as_json({"stopped": was_running})
+    else:
+        show.out.print("stopped" if was_running else "it was not running")
+
+
+@app.command()
+def status(as_json: show.AsJson = False) -> None:
+    """Say whether the embedded server runs, where, and who uses it. Exits with 3 if it doesn't run."""
+    server = _embedded("examine")
+    _print_status(server, as_json)
+    if not server.status().running:
+        raise typer.Exit(NOT_RUNNING)
+
+
+@app.command()
+def url(
+    by_socket: Annotated[bool, typer.Option("--socket", help="The address by unix socket.")] = False,
+    as_json: show.AsJson = False,
+) -> None:
+    """Print the database's address, password included."""
+    configured = settings.load()
+    if configured.database_url is not None:
+        address = configured.database_url.get_secret_value()
+    else:
+        address = wiring.embedded_server(configured, show.say).url(by_socket=by_socket)
+    if as_json:
+        show.as_json({"url": address})
+    else:
+        typer.echo(address)
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def psql(context: typer.Context) -> None:
+    """Open psql on the database; what follows is passed on, as in `kg db psql -c 'select 1'`."""
+    configured = settings.load()
+    with wiring.open_database(configured, "kg db psql", show.say) as database:
+        program = shutil.which("psql")
+        if configured.database_url is None:
+            own = wiring.embedded_server(configured, show.say).binaries().program("psql")
+            program = str(own) if own.exists() else program
+        if program is None:
+            raise KappaError("there is no psql on this machine: install PostgreSQL's client")
+        address = {
+            _VARIABLES[name]: str(value)
+            for name, value in conninfo_to_dict(database.direct_url).items()
+            if name in _VARIABLES
+        }
+        # ctrl-C is psql's to handle: it cancels a query there.
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        try:
+            done = subprocess.run(
+                [program, *context.args],
+                env={**os.environ, **address},
+                check=False,
+                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+            )
+        finally:
+            signal.signal(signal.SIGINT, before)
+    raise typer.Exit(done.returncode)
+
+
+@app.command(name="migrate")
+def migrate_schema(as_json: show.AsJson = False) -> None:
+    """Bring the schema up to date."""
+    with (
+        wiring.open_database(settings.load(), "kg db migrate", show.say) as database,
+        database.connect() as connection,
+    ):
+        applied = [str(step) for step in migrate(connection, wiring.COMPONENTS)]
+    if as_json:
+        show.as_json({"applied": applied})
+    else:
+        show.out.print("\n".join(f"applied {step}" for step in applied) or "the schema is up to date")
+
+
+def _embedded(verb: str) -> EmbeddedServer:
+    configured = settings.load()
+    if configured.database_url is not None:
+        raise KappaError(f"KAPPA_DATABASE_URL is set: there is no embedded server to {verb}")
+    return wiring.embedded_server(configured, show.say)
+
+
+def _print_status(server: EmbeddedServer, as_json: bool) -> None:
+    found = server.status()
+    facts = {
+        "state": found.state.value,
+        "home": found.home,
+        "pid": found.pid,
+        "port": found.port,
+        "data": found.data,
+        "log": found.log,
+        "pinned": found.pinned,
+        "holders": [str(holder) for holder in found.holders],
+    }
+    if as_json:
+        show.as_json(facts)
+    else:
+        facts["pinned"] = "yes, it outlives those who use it" if found.pinned else "no"
+        facts["holders"] = ", ".join(map(str, found.holders)) or "nobody"
+        show.fields({name: "-" if value is None else value for name, value in facts.items()})

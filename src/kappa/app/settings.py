@@ -1,0 +1,60 @@
+"""Every setting of the application, read from the environment once.
+
+Each field is the variable `KAPPA_` + its name in capitals; docs/configuration.md lists them, and a test keeps that
+list whole. No other module reads a variable of Kappa's.
+"""
+
+from pathlib import Path
+
+from pydantic import Field, SecretStr, ValidationError
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from kappa.pg import Bounds, KappaError
+
+
+class BadSetting(KappaError):
+    """A setting has a value that can't be used."""
+
+
+class Settings(BaseSettings):
+    """Where things are and how large they may get."""
+
+    model_config = SettingsConfigDict(env_prefix="KAPPA_", env_ignore_empty=True, frozen=True)
+
+    home: Path = Field(default=Path("~/.kappa"), description="Where Kappa keeps its data")
+    database_url: SecretStr | None = Field(
+        default=None, description="A PostgreSQL 15 or newer to use in place of the embedded one"
+    )
+    database_direct_url: SecretStr | None = Field(
+        default=None,
+        description="The same database without the pooler, where `KAPPA_DATABASE_URL` leads through PgBouncer in "
+        "transaction mode",
+    )
+    postgres_bin: Path | None = Field(
+        default=None, description="The directory of the PostgreSQL programs to embed"
+    )
+    postgres_port: int | None = Field(
+        default=None, ge=1, le=65535, description="The embedded server's TCP port; a free one is chosen by default"
+    )
+    postgres_user: str | None = Field(
+        default=None, description="As root: the account that runs the embedded server (`nobody`)"
+    )
+    pool_queue: int = Field(default=10, ge=1, description="Connections that the pool `queue` may open")
+    pool_graph: int = Field(default=20, ge=1, description="Connections that the pool `graph` may open")
+    pool_auth: int = Field(default=5, ge=1, description="Connections that the pool `auth` may open")
+    pool_wait: float = Field(default=10.0, gt=0, description="Seconds that a caller waits for a connection")
+
+    @property
+    def bounds(self) -> dict[str, Bounds]:
+        sizes = {"queue": self.pool_queue, "graph": self.pool_graph, "auth": self.pool_auth}
+        return {name: Bounds(1, size, self.pool_wait) for name, size in sizes.items()}
+
+
+def load() -> Settings:
+    """The settings of this process; an error names the variable that is wrong."""
+    try:
+        return Settings()
+    except ValidationError as error:
+        wrong = error.errors(include_url=False)[0]
+        name = "KAPPA_" + "_".join(str(part) for part in wrong["loc"]).upper()
+        raise BadSetting(f"{name} is {wrong['input']!r}: {wrong['msg']}") from None

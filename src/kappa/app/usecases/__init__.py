@@ -1,0 +1,1 @@
+"""What people can ask of Kappa. The front ends are thin over these."""

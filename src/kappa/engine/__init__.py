@@ -1,0 +1,1 @@
+"""Durable jobs on PostgreSQL: lanes, leases, adoption, maintenance. Knows nothing of graphs."""

@@ -1,0 +1,33 @@
+"""PostgreSQL plumbing: pools, LISTEN, named queries, migrations, the embedded server."""
+
+from kappa.pg.database import DEFAULT_BOUNDS, Capacity, Database
+from kappa.pg.errors import KappaError, PgError, PoolExhausted, PoolUnreachable
+from kappa.pg.listener import Listening, Notification, listen
+from kappa.pg.migrations import Component, Migration, check, component, migrate
+from kappa.pg.pool import AsyncPool, Bounds, Pool, PoolUse
+from kappa.pg.queries import Queries, Query, beside
+
+__all__ = [
+    "DEFAULT_BOUNDS",
+    "AsyncPool",
+    "Bounds",
+    "Capacity",
+    "Component",
+    "Database",
+    "KappaError",
+    "Listening",
+    "Migration",
+    "Notification",
+    "PgError",
+    "Pool",
+    "PoolExhausted",
+    "PoolUnreachable",
+    "PoolUse",
+    "Queries",
+    "Query",
+    "beside",
+    "check",
+    "component",
+    "listen",
+    "migrate",
+]

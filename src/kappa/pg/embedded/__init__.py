@@ -1,0 +1,6 @@
+"""A real PostgreSQL that lives in the Kappa home: made, started, shared and stopped without an administrator."""
+
+from kappa.pg.embedded.binaries import Binaries, find_binaries
+from kappa.pg.embedded.server import EmbeddedServer, Holder, Status
+
+__all__ = ["Binaries", "EmbeddedServer", "Holder", "Status", "find_binaries"]

@@ -1,0 +1,178 @@
+"""The files of one embedded server, made once and owned by the account that runs it.
+
+As root that account is an unprivileged one. It needs no right on any directory above: what it must reach is
+handed over as an open descriptor, and no directory's mode is ever changed.
+"""
+
+import os
+import pwd
+import secrets
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import IO, Self
+
+from kappa.pg.embedded.binaries import Account, Binaries, can_reach
+from kappa.pg.embedded.locks import FileLock
+from kappa.pg.errors import ServerFailed
+
+ROLE = "kappa"
+
+
+class Cluster:
+    """`data`, `run` and `password` below one directory."""
+
+    def __init__(self, root: Path, account_name: str | None, say: Callable[[str], None]) -> None:
+        self.root = root
+        self.data = root / "data"
+        self.run = root / "run"
+        self._account_name = account_name
+        self._say = say
+
+    def initialise(self, binaries: Binaries, account: Account | None, life: FileLock) -> None:
+        """Make the data directory: beside its place, and moved there when it is whole.
+
+        The program that makes it inherits the life lock: should this process be killed, the next one waits for it.
+        """
+        self._say(f"making a PostgreSQL {binaries.version} database in {self.root}")
+        for leftover in self.root.glob("data.new-*"):
+            shutil.rmtree(leftover)
+        fresh = self.root / f"data.new-{secrets.token_hex(4)}"
+        self.own_directory(fresh, account)
+        secret = fresh.with_name("password.initdb")
+        secret.unlink(missing_ok=True)
+        secret.touch(mode=0o600)
+        secret.write_text(self.password(make=True))
+        if account is not None:
+            os.chown(secret, account.uid, account.gid)
+        # The builtin locale needs nothing of the system, and gives the same order on all of them.
+        locale = ["--locale-provider=builtin"] if binaries.major >= 17 else []
+        try:
+            with Passage(account) as passage:
+                command = [
+                    str(binaries.program("initdb")),
+                    *("-D", passage.path(fresh)),
+                    *("-U", ROLE, "-A", "scram-sha-256", f"--pwfile={passage.path(secret)}"),
+                    *("--encoding=UTF8", *locale, "--locale=C.UTF-8", "--no-instructions"),
+                ]
+                made = passage.popen(command, env=clean_environment(), stdout=subprocess.PIPE, keep=(life.fd,))
+                output, _ = made.communicate()
+            if made.returncode != 0:
+                complaint = last_complaint(output.decode(errors="replace"))
+                raise ServerFailed(f"no database could be made in {self.root}: {complaint}")
+            fresh.rename(self.data)
+        finally:
+            secret.unlink(missing_ok=True)
+            shutil.rmtree(fresh, ignore_errors=True)
+
+    def password(self, *, make: bool = False) -> str:
+        path = self.root / "password"
+        if make and not path.exists():
+            fresh = path.with_suffix(".new")
+            fresh.unlink(missing_ok=True)
+            fresh.touch(mode=0o600)
+            fresh.write_text(secrets.token_urlsafe(24))
+            fresh.rename(path)
+        return path.read_text(encoding="utf-8").strip()
+
+    def check_version(self, binaries: Binaries) -> None:
+        try:
+            made_by = (self.data / "PG_VERSION").read_text(encoding="utf-8").strip()
+        except FileNotFoundError:
+            raise ServerFailed(f"{self.data} is not a PostgreSQL data directory") from None
+        if made_by != str(binaries.major):
+            raise ServerFailed(
+                f"the data in {self.data} was made by PostgreSQL {made_by}, but {binaries.directory} is "
+                f"{binaries.version}: set KAPPA_POSTGRES_BIN to a PostgreSQL {made_by}, or use another KAPPA_HOME"
+            )
+
+    def account(self) -> Account | None:
+        """Whom the server runs as: nobody else, unless this is root, which PostgreSQL refuses."""
+        if os.geteuid() != 0:
+            return None
+        try:
+            if self.data.exists():
+                owner = pwd.getpwuid(self.data.stat().st_uid)
+            else:
+                owner = pwd.getpwnam(self._account_name or "nobody")
+        except KeyError:
+            raise ServerFailed(
+                f"the account that should run the server is not in passwd (owner of {self.data}, or "
+                f"{self._account_name or 'nobody'!r}): set KAPPA_POSTGRES_USER to one that is"
+            ) from None
+        if owner.pw_uid == 0:
+            raise ServerFailed(f"PostgreSQL refuses to run as root, and {self.data} belongs to root")
+        return Account(owner.pw_name, owner.pw_uid, owner.pw_gid)
+
+    def own_directory(self, path: Path, account: Account | None) -> None:
+        path.mkdir(exist_ok=True, mode=0o700)
+        if account is not None:
+            os.chown(path, account.uid, account.gid)
+
+
+class Passage:
+    """Runs a program under an account, and leads it past directories that the account may not enter.
+
+    A descriptor that is open already asks no right of the directories above. As `/proc/self/fd/…` it works
+    wherever a path does.
+    """
+
+    def __init__(self, account: Account | None) -> None:
+        self._account = account
+        self._open: list[int] = []
+
+    def path(self, path: Path) -> str:
+        if self._account is None or can_reach(path.parent, self._account):
+            return str(path)
+        if not sys.platform.startswith("linux"):
+            raise ServerFailed(f"as root, the account {self._account.name!r} must be able to enter {path.parent}")
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self._open.append(descriptor)
+        return f"/proc/self/fd/{descriptor}"
+
+    def popen(
+        self,
+        command: list[str],
+        *,
+        env: Mapping[str, str],
+        stdout: int | IO[bytes],
+        keep: tuple[int, ...] = (),
+    ) -> subprocess.Popen[bytes]:
+        account = self._account
+        return subprocess.Popen(
+            command,
+            env=env,
+            cwd="/",
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # ctrl-C in the starter's terminal is not meant for the server
+            umask=0o077,
+            pass_fds=(*self._open, *keep),
+            user=account.uid if account else None,
+            group=account.gid if account else None,
+            extra_groups=[] if account else None,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for descriptor in self._open:
+            os.close(descriptor)
+
+
+def clean_environment() -> dict[str, str]:
+    """The environment without what would change PostgreSQL's mind."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(("PG", "LC_", "LANG"))}
+
+
+def last_complaint(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    for word in ("FATAL:", "PANIC:", "error:", "ERROR:"):
+        for line in reversed(lines):
+            if word in line:
+                return line.split(word, 1)[1].strip()
+    return lines[-1] if lines else "it said nothing"

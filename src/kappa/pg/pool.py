@@ -1,0 +1,289 @@
+"""Connection pools that are bounded, named, and say who holds what.
+
+Each subsystem has a pool of its own, so that none can take a connection away from another. A caller waits a
+bounded time for a connection; when that runs out the error names the pool, its size and everyone who holds
+one of its connections. Connections are in autocommit: a single statement costs one round trip, and
+`transaction()` opens a block where several belong together.
+
+`Pool` is for threads and `AsyncPool` for an event loop; what they share stands in `_Ledger`.
+"""
+
+import asyncio
+import select
+import sys
+import threading
+import time
+from collections.abc import AsyncGenerator, Generator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from typing import Any, Self
+
+import psycopg
+from psycopg import AsyncConnection, Connection
+from psycopg.conninfo import make_conninfo
+from psycopg_pool import AsyncConnectionPool, ConnectionPool, PoolTimeout
+
+from kappa.pg.errors import PoolExhausted, PoolUnreachable
+from kappa.pg.queries import Row
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """How many connections a pool keeps and may open, and how long a caller waits for one."""
+
+    min_size: int
+    max_size: int
+    wait: float = 10.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.min_size <= self.max_size or self.max_size < 1:
+            raise ValueError(f"a pool of {self.min_size} to {self.max_size} connections is impossible")
+        if self.wait <= 0:
+            raise ValueError(f"a pool's wait must be more than 0 s, not {self.wait:g}")
+
+
+@dataclass(frozen=True, slots=True)
+class PoolUse:
+    """A pool at one instant, for metrics and for errors."""
+
+    name: str
+    size: int
+    in_use: int
+    waiting: int
+
+
+class _Ledger:
+    """Who holds a pool's connections, and since when."""
+
+    def __init__(self, name: str, bounds: Bounds, url: str) -> None:
+        self.name = name
+        self.bounds = bounds
+        self._url = url
+        self._held: dict[int, tuple[str, float]] = {}
+        self._lock = threading.Lock()
+
+    def enter(self, connection: object, who: str) -> None:
+        with self._lock:
+            self._held[id(connection)] = (who, time.monotonic())
+
+    def leave(self, connection: object) -> None:
+        with self._lock:
+            self._held.pop(id(connection), None)
+
+    def timed_out(self, wait: float) -> PoolExhausted | None:
+        """The error for a wait that ran out while every connection was held; None if some were not."""
+        with self._lock:
+            held = sorted(self._held.values(), key=lambda entry: entry[1])
+        if len(held) < self.bounds.max_size:
+            return None
+        now = time.monotonic()
+        holders = ", ".join(f"{who} for {now - since:.1f} s" for who, since in held)
+        return PoolExhausted(
+            f"pool {self.name!r} ({self.bounds.max_size} connections) had none free within {wait:g} s; "
+            f"held by {holders}"
+        )
+
+    def unreachable(self, wait: float, cause: psycopg.Error | None) -> PoolUnreachable:
+        reason = " ".join(str(cause).split()) if cause else "no connection was made in time"
+        return PoolUnreachable(f"pool {self.name!r} reached no server within {wait:g} s: {reason}")
+
+    @property
+    def probe_url(self) -> str:
+        return make_conninfo(self._url, connect_timeout=3)
+
+
+def _caller(default: str) -> str:
+    """The function that asked for the connection: the first frame outside of the plumbing."""
+    frame = sys._getframe(2)  # pyright: ignore[reportPrivateUsage]
+    while frame is not None and frame.f_globals.get("__name__") in (__name__, "contextlib"):
+        frame = frame.f_back
+    return f"{default} in {frame.f_code.co_qualname}" if frame else default
+
+
+def _has_news(connection: Connection[Row] | AsyncConnection[Row]) -> bool:
+    """Whether an idle connection's socket is readable, which nearly always means that the server hung up.
+
+    It costs no round trip, so every check-out can afford it.
+    """
+    poller = select.poll()
+    poller.register(connection.fileno(), select.POLLIN)
+    return bool(poller.poll(0))
+
+
+def _check(connection: Connection[Row]) -> None:
+    if _has_news(connection):
+        connection.execute(b"")
+
+
+async def _check_async(connection: AsyncConnection[Row]) -> None:
+    if _has_news(connection):
+        await connection.execute(b"")
+
+
+def _connection_options(name: str, pooled_by_server: bool) -> dict[str, Any]:
+    # A pooler in transaction mode gives every transaction another session: a statement prepared in one
+    # does not exist in the next.
+    return {
+        "autocommit": True,
+        "application_name": f"kappa {name}",
+        "prepare_threshold": None if pooled_by_server else 5,
+    }
+
+
+class Pool:
+    """A pool for threads."""
+
+    def __init__(self, url: str, name: str, bounds: Bounds, *, behind_pooler: bool = False) -> None:
+        self._ledger = _Ledger(name, bounds, url)
+        self._pool: ConnectionPool[Connection[Row]] = ConnectionPool(
+            url,
+            kwargs=_connection_options(name, behind_pooler),
+            min_size=bounds.min_size,
+            max_size=bounds.max_size,
+            timeout=bounds.wait,
+            check=_check,
+            name=name,
+            open=False,
+        )
+
+    def open(self) -> Self:
+        """Begin to connect. Fails when no server answers within the pool's wait."""
+        wait = self._ledger.bounds.wait
+        self._pool.open()
+        try:
+            self._pool.wait(wait)
+        except PoolTimeout:
+            self._pool.close()
+            raise self._ledger.unreachable(wait, self._probe()) from None
+        return self
+
+    def close(self) -> None:
+        self._pool.close()
+
+    def __enter__(self) -> Self:
+        return self.open()
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    @contextmanager
+    def connection(self, *, wait: float | None = None, who: str | None = None) -> Generator[Connection[Row]]:
+        """A connection in autocommit, given back at the end of the block."""
+        wait = self._ledger.bounds.wait if wait is None else wait
+        who = who or _caller(threading.current_thread().name)
+        try:
+            connection = self._pool.getconn(wait)
+        except PoolTimeout:
+            raise self._ledger.timed_out(wait) or self._ledger.unreachable(wait, self._probe()) from None
+        self._ledger.enter(connection, who)
+        try:
+            yield connection
+        finally:
+            self._ledger.leave(connection)
+            self._pool.putconn(connection)
+
+    @contextmanager
+    def transaction(self, *, wait: float | None = None, who: str | None = None) -> Generator[Connection[Row]]:
+        """A connection inside a transaction: committed at the end of the block, undone on any error."""
+        who = who or _caller(threading.current_thread().name)
+        with self.connection(wait=wait, who=who) as connection, connection.transaction():
+            yield connection
+
+    def use(self) -> PoolUse:
+        return _use(self._ledger.name, self._pool.get_stats())
+
+    def _probe(self) -> psycopg.Error | None:
+        try:
+            psycopg.connect(self._ledger.probe_url).close()
+        except psycopg.Error as error:
+            return error
+        return None
+
+
+class AsyncPool:
+    """A pool for an event loop."""
+
+    def __init__(self, url: str, name: str, bounds: Bounds, *, behind_pooler: bool = False) -> None:
+        self._ledger = _Ledger(name, bounds, url)
+        self._pool: AsyncConnectionPool[AsyncConnection[Row]] = AsyncConnectionPool(
+            url,
+            kwargs=_connection_options(name, behind_pooler),
+            min_size=bounds.min_size,
+            max_size=bounds.max_size,
+            timeout=bounds.wait,
+            check=_check_async,
+            name=name,
+            open=False,
+        )
+
+    async def open(self) -> Self:
+        """Begin to connect. Fails when no server answers within the pool's wait."""
+        wait = self._ledger.bounds.wait
+        await self._pool.open()
+        try:
+            await self._pool.wait(wait)
+        except PoolTimeout:
+            await self._pool.close()
+            raise self._ledger.unreachable(wait, await self._probe()) from None
+        return self
+
+    async def close(self) -> None:
+        await self._pool.close()
+
+    async def __aenter__(self) -> Self:
+        return await self.open()
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
+
+    @asynccontextmanager
+    async def connection(
+        self, *, wait: float | None = None, who: str | None = None
+    ) -> AsyncGenerator[AsyncConnection[Row]]:
+        """A connection in autocommit, given back at the end of the block."""
+        wait = self._ledger.bounds.wait if wait is None else wait
+        who = who or _caller(_task_name())
+        try:
+            connection = await self._pool.getconn(wait)
+        except PoolTimeout:
+            raise self._ledger.timed_out(wait) or self._ledger.unreachable(wait, await self._probe()) from None
+        self._ledger.enter(connection, who)
+        try:
+            yield connection
+        finally:
+            self._ledger.leave(connection)
+            await self._pool.putconn(connection)
+
+    @asynccontextmanager
+    async def transaction(
+        self, *, wait: float | None = None, who: str | None = None
+    ) -> AsyncGenerator[AsyncConnection[Row]]:
+        """A connection inside a transaction: committed at the end of the block, undone on any error."""
+        who = who or _caller(_task_name())
+        async with self.connection(wait=wait, who=who) as connection, connection.transaction():
+            yield connection
+
+    def use(self) -> PoolUse:
+        return _use(self._ledger.name, self._pool.get_stats())
+
+    async def _probe(self) -> psycopg.Error | None:
+        try:
+            await (await AsyncConnection.connect(self._ledger.probe_url)).close()
+        except psycopg.Error as error:
+            return error
+        return None
+
+
+def _task_name() -> str:
+    task = asyncio.current_task()
+    return task.get_name() if task else "event loop"
+
+
+def _use(name: str, stats: dict[str, int]) -> PoolUse:
+    size = stats.get("pool_size", 0)
+    return PoolUse(
+        name=name,
+        size=size,
+        in_use=size - stats.get("pool_available", 0),
+        waiting=stats.get("requests_waiting", 0),
+    )

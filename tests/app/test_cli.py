@@ -1,0 +1,166 @@
+"""`kg` as people and scripts use it."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kappa.app.settings import Settings
+from tests.ground import eventually, kg
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def stopped(home: Path) -> Iterator[None]:
+    yield
+    kg("db", "stop", "--force", home=home)
+
+
+def test_start_status_url_and_stop(home: Path) -> None:
+    before = kg("db", "status", "--json", home=home)
+    assert (before.returncode, json.loads(before.stdout)["state"]) == (3, "down")
+    started = kg("db", "start", "--json", home=home)
+    assert started.returncode == 0, started.stderr
+    facts = json.loads(started.stdout)
+    assert facts["state"] == "ready"
+    assert kg("db", "status", home=home).returncode == 0
+    url = kg("db", "url", home=home).stdout.strip()
+    assert f"127.0.0.1:{facts['port']}/kappa" in url
+    by_url = kg("db", "psql", "-Atc", "SELECT 6 * 7", home=home, env={"KAPPA_DATABASE_URL": url})
+    assert (by_url.returncode, by_url.stdout) == (0, "42\n"), by_url.stderr
+    assert json.loads(kg("db", "stop", "--json", home=home).stdout) == {"stopped": True}
+    assert json.loads(kg("db", "stop", "--json", home=home).stdout) == {"stopped": False}
+
+
+def test_psql_starts_the_server_for_itself_and_passes_its_exit_code_on(home: Path) -> None:
+    assert kg("db", "psql", "-c", "SELECT nonsense", home=home).returncode == 1
+    assert kg("db", "status", home=home).returncode == 3
+
+
+def test_the_password_never_stands_on_a_command_line(home: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "kappa.app.cli.entry", "db", "psql", "-c", "SELECT pg_sleep(600)"],
+        env={**os.environ, "KAPPA_HOME": str(home)},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        command = eventually(lambda: _command_line_with(b"pg_sleep", but_not=process.pid), what="psql runs")
+        password = (home / "postgres" / "password").read_bytes()
+        assert password not in command
+    finally:
+        process.send_signal(signal.SIGINT)  # must not take the server from under psql
+        kg("db", "stop", "--force", home=home)
+        process.wait()
+
+
+def _command_line_with(text: bytes, but_not: int) -> bytes | None:
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            line = path.read_bytes()
+        except OSError:
+            continue
+        if line.split(b"\0")[0].endswith(b"psql") and text in line and path.parent.name != str(but_not):
+            return line
+    return None
+
+
+def test_migrate_says_what_it_did_and_then_that_nothing_is_left(home: Path) -> None:
+    kg("db", "start", home=home)
+    first = kg("db", "migrate", "--json", home=home)
+    assert first.returncode == 0, first.stderr
+    again = kg("db", "migrate", home=home)
+    assert again.stdout == "the schema is up to date\n"
+
+
+def test_doctor_names_the_server_its_extensions_its_room_and_what_follows(home: Path) -> None:
+    done = kg("doctor", "--json", home=home)
+    assert done.returncode == 0, done.stderr
+    found = {finding["topic"]: finding for finding in json.loads(done.stdout)}
+    assert found["server"]["found"].startswith("PostgreSQL 18")
+    assert found["vector"]["level"] == "ok"
+    assert found["age"]["level"] == "note"
+    assert re.fullmatch(r"\d+ of 97 free", found["connections"]["found"])
+    assert set(found) == {
+        *("server", "connections", "schema", "vector", "pg_trgm", "age", "disk", "containers", "bubblewrap")
+    }
+    assert all(finding["follows"] for finding in found.values())
+    assert kg("db", "status", home=home).returncode == 3, "a look leaves nothing running"
+
+
+def test_doctor_says_what_is_wrong_with_a_server_that_isnt_there(home: Path) -> None:
+    done = kg("doctor", "--json", home=home, env={"KAPPA_DATABASE_URL": "postgresql://127.0.0.1:1/none"})
+    assert done.returncode == 1
+    found = {finding["topic"]: finding for finding in json.loads(done.stdout)}
+    assert found["server"]["level"] == "problem"
+    assert "refused" in found["server"]["found"]
+    assert "disk" in found
+
+
+def test_doctor_says_when_the_pools_are_larger_than_the_server(home: Path) -> None:
+    done = kg("doctor", "--json", home=home, env={"KAPPA_POOL_GRAPH": "500"})
+    assert done.returncode == 1
+    found = {finding["topic"]: finding for finding in json.loads(done.stdout)}
+    assert "may open 515 connections" in found["connections"]["follows"]
+
+
+def test_the_demo_runs_to_its_end_and_leaves_nothing_running(home: Path) -> None:
+    done = kg("demo", home=home)
+    assert done.returncode == 0, done.stderr
+    assert "the server was stopped" in done.stdout
+    assert kg("db", "status", home=home / "demo").returncode == 3
+
+
+@pytest.mark.parametrize(
+    ("env", "line"),
+    [
+        ({"KAPPA_POSTGRES_PORT": "many"}, r"kg: KAPPA_POSTGRES_PORT is 'many': .*integer.*"),
+        ({"KAPPA_POOL_QUEUE": "0"}, r"kg: KAPPA_POOL_QUEUE is '0': .*"),
+        ({"KAPPA_HOME": "/dev/null/home"}, r"kg: the Kappa home /dev/null/home can't be used: Not a directory.*"),
+        ({"KAPPA_POSTGRES_BIN": "/nowhere"}, r"kg: /nowhere has no postgres and no initdb"),
+        ({"KAPPA_DATABASE_URL": "postgresql:///x"}, r"kg: KAPPA_DATABASE_URL is set: there is no embedded .*"),
+    ],
+)
+def test_a_wrong_setting_gives_one_clear_line(home: Path, env: dict[str, str], line: str) -> None:
+    done = kg("db", "start", home=home, env=env)
+    assert done.returncode == 1
+    assert re.fullmatch(line, done.stderr.strip()), done.stderr
+    assert done.stdout == ""
+
+
+def test_an_unknown_command_is_a_usage_error(home: Path) -> None:
+    assert kg("db", "destroy", home=home).returncode == 2
+
+
+def test_every_command_has_a_help_text() -> None:
+    from typer.main import get_command
+
+    from kappa.app.cli.commands import app
+
+    def walk(command: object, path: str) -> Iterator[str]:
+        if not getattr(command, "help", None):
+            yield path
+        for name, child in getattr(command, "commands", {}).items():
+            yield from walk(child, f"{path} {name}")
+
+    assert list(walk(get_command(app), "kg")) == []
+
+
+def test_every_setting_and_every_command_is_documented() -> None:
+    page = (ROOT / "docs" / "configuration.md").read_text()
+    settings = [f"`KAPPA_{name.upper()}`" for name in Settings.model_fields]
+    assert [name for name in settings if name not in page] == []
+    documented = (ROOT / "README.md").read_text() + (ROOT / "docs" / "cli.md").read_text()
+    commands = [
+        "kg demo",
+        "kg doctor",
+        *(f"kg db {verb}" for verb in ["start", "stop", "status", "url", "psql", "migrate"]),
+    ]
+    assert [command for command in commands if command not in documented] == []

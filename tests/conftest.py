@@ -1,0 +1,101 @@
+"""One embedded server for the whole run, and a fresh database, cloned from a migrated template, for each test."""
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+from psycopg import sql
+
+from kappa.app.wiring import COMPONENTS
+from kappa.pg import Database, migrate
+from kappa.pg.embedded import EmbeddedServer
+from tests import ground
+
+TEMPLATE = "kappa_template"
+
+# Durability against a power cut is not under test; against a killed server it is, and that holds without fsync.
+QUICK = {"fsync": "off", "max_connections": "200", "autovacuum_naptime": "5s"}
+
+_numbers = itertools.count(1)
+
+
+class Server:
+    """The run's server, and databases on it."""
+
+    def __init__(self, embedded: EmbeddedServer) -> None:
+        self.embedded = embedded
+        self.admin = psycopg.connect(embedded.url(database="postgres"), autocommit=True)
+
+    def create(self, template: str = "template0") -> str:
+        """The URL of a new database."""
+        name = f"test_{next(_numbers)}"
+        # FILE_COPY without fsync is a few milliseconds; the default writes every page to the log.
+        self.admin.execute(
+            sql.SQL("CREATE DATABASE {} TEMPLATE {} STRATEGY file_copy").format(
+                sql.Identifier(name), sql.Identifier(template)
+            )
+        )
+        return self.embedded.url(database=name)
+
+    def drop(self, url: str) -> None:
+        name = url.rsplit("/", 1)[1]
+        self.admin.execute(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(name)))
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    embedded = EmbeddedServer(tmp_path_factory.mktemp("kappa"), settings=QUICK, say=print)
+    with embedded.hold("the tests"):
+        running = Server(embedded)
+        yield running
+        running.admin.close()
+
+
+@pytest.fixture(scope="session")
+def template(server: Server) -> str:
+    server.admin.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(TEMPLATE)))
+    with psycopg.connect(server.embedded.url(database=TEMPLATE), autocommit=True) as connection:
+        migrate(connection, COMPONENTS)
+    return TEMPLATE
+
+
+@pytest.fixture
+def url(server: Server, template: str) -> Iterator[str]:
+    """The URL of a fresh database with Kappa's schema."""
+    made = server.create(template)
+    yield made
+    server.drop(made)
+
+
+@pytest.fixture
+def empty_url(server: Server) -> Iterator[str]:
+    """The URL of a database with nothing in it."""
+    made = server.create()
+    yield made
+    server.drop(made)
+
+
+@pytest.fixture
+def database(url: str) -> Database:
+    return Database(url)
+
+
+@pytest.fixture
+def connection(url: str) -> Iterator[psycopg.Connection[tuple[object, ...]]]:
+    with psycopg.connect(url, autocommit=True) as opened:
+        yield opened
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """A Kappa home that doesn't exist yet."""
+    return tmp_path / "home"
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if ground.missing_parts:
+        terminalreporter.section("NOT TESTED for want of", sep="!", red=True)
+        for part, count in sorted(ground.missing_parts.items()):
+            terminalreporter.line(f"{part}: {count} tests")

@@ -1,0 +1,159 @@
+"""Pools: bounded, never an endless wait, and an error that says who holds what."""
+
+import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import psycopg
+import pytest
+
+from kappa.pg import AsyncPool, Bounds, Database, Pool, PoolExhausted, PoolUnreachable
+from kappa.pg.errors import PgError, PoolsTooLarge
+from tests.ground import eventually
+
+SMALL = Bounds(1, 2, wait=0.2)
+
+
+def test_an_exhausted_pool_names_itself_its_size_and_its_holders(url: str) -> None:
+    def analyse_everything() -> None:
+        with pool.connection() as connection:
+            connection.execute("SELECT 1")
+            entered.wait()
+            leave.wait()
+
+    entered, leave = threading.Barrier(3), threading.Event()
+    with Pool(url, "graph", SMALL) as pool, ThreadPoolExecutor(thread_name_prefix="analyst") as threads:
+        busy = [threads.submit(analyse_everything) for _ in range(2)]
+        entered.wait()
+        with pytest.raises(PoolExhausted) as refusal, pool.connection():
+            pass
+        leave.set()
+        for one in busy:
+            one.result()
+    text = str(refusal.value)
+    assert "pool 'graph' (2 connections) had none free within 0.2 s" in text
+    assert "analyst_0 in " in text
+    assert "analyst_1 in " in text
+    assert "analyse_everything for 0." in text
+
+
+async def test_an_exhausted_async_pool_names_the_tasks_that_hold_it(url: str) -> None:
+    async with AsyncPool(url, "queue", SMALL) as pool:
+
+        async def claim() -> None:
+            async with pool.transaction() as connection:
+                await connection.execute("SELECT 1")
+                entered.release()
+                await leave.wait()
+
+        entered, leave = asyncio.Semaphore(0), asyncio.Event()
+        async with asyncio.TaskGroup() as group:
+            for number in range(2):
+                group.create_task(claim(), name=f"lane-{number}")
+            await entered.acquire()
+            await entered.acquire()
+            with pytest.raises(PoolExhausted) as refusal:
+                async with pool.connection():
+                    pass
+            leave.set()
+    text = str(refusal.value)
+    assert "pool 'queue' (2 connections)" in text
+    assert "lane-0 in " in text
+    assert "claim for 0." in text
+
+
+def test_a_caller_that_waits_gets_the_connection_as_soon_as_it_is_given_back(url: str) -> None:
+    with Pool(url, "auth", Bounds(1, 1, wait=30)) as pool, ThreadPoolExecutor() as threads:
+        with pool.connection() as first:
+            pid = first.info.backend_pid
+            waiter = threads.submit(lambda: pool_pid(pool))
+            eventually(lambda: pool.use().waiting == 1, what="somebody waits")
+        assert waiter.result() == pid
+
+
+def pool_pid(pool: Pool) -> int:
+    with pool.connection() as connection:
+        return connection.info.backend_pid
+
+
+def test_a_hundred_callers_of_two_connections_all_get_their_turn(url: str) -> None:
+    with Pool(url, "queue", Bounds(1, 2, wait=30)) as pool, ThreadPoolExecutor(100) as threads:
+        pids = list(threads.map(lambda _: pool_pid(pool), range(100)))
+    assert len(pids) == 100
+    assert len(set(pids)) <= 2
+
+
+def test_a_crowded_pool_takes_nothing_away_from_its_siblings(url: str) -> None:
+    bounds = {"queue": Bounds(1, 2, 0.2), "graph": Bounds(1, 2, 0.2)}
+    with (
+        Database(url, bounds=bounds).pools() as pools,
+        pools["graph"].connection(),
+        pools["graph"].connection(),
+    ):
+        with pytest.raises(PoolExhausted, match="pool 'graph'"), pools["graph"].connection():
+            pass
+        with pools["queue"].connection() as connection:
+            assert connection.execute("SELECT 1").fetchone() == (1,)
+
+
+def test_a_transaction_commits_at_its_end_and_is_undone_by_an_error(url: str) -> None:
+    with Pool(url, "queue", SMALL) as pool:
+        with pool.connection() as connection:
+            connection.execute("CREATE TABLE t (n int)")
+        with pool.transaction() as connection:
+            connection.execute("INSERT INTO t VALUES (1)")
+        with pytest.raises(ZeroDivisionError), pool.transaction() as connection:
+            connection.execute("INSERT INTO t VALUES (2)")
+            1 / 0  # noqa: B018
+        with pool.connection() as connection:
+            assert connection.execute("SELECT n FROM t").fetchall() == [(1,)]
+
+
+def test_connections_that_the_server_closed_are_never_handed_out(url: str) -> None:
+    with Pool(url, "queue", Bounds(2, 2, wait=30)) as pool, psycopg.connect(url, autocommit=True) as killer:
+        with pool.connection() as one, pool.connection() as two:
+            doomed = [one.info.backend_pid, two.info.backend_pid]
+        for pid in doomed:
+            killer.execute("SELECT pg_terminate_backend(%s, 10000)", [pid])
+        for _ in range(4):
+            with pool.connection() as connection:
+                assert connection.execute("SELECT 1").fetchone() == (1,)
+
+
+async def test_connections_that_the_server_closed_are_never_handed_out_on_the_loop(url: str) -> None:
+    async with AsyncPool(url, "queue", Bounds(1, 1, wait=30)) as pool:
+        async with pool.connection() as connection:
+            doomed = connection.info.backend_pid
+        with psycopg.connect(url, autocommit=True) as killer:
+            killer.execute("SELECT pg_terminate_backend(%s, 10000)", [doomed])
+        async with pool.connection() as connection:
+            cursor = await connection.execute("SELECT 1")
+            assert await cursor.fetchone() == (1,)
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_a_server_that_isnt_there_gives_a_clear_error_in_time() -> None:
+    nowhere = "postgresql://127.0.0.1:1/kappa"
+    with pytest.raises(PoolUnreachable, match=r"pool 'auth' reached no server within 0\.2 s: .*refused"):
+        Pool(nowhere, "auth", SMALL).open()
+    with pytest.raises(PgError, match=r"no connection to the database: .*refused"):
+        Database(nowhere).connect()
+
+
+def test_pools_larger_than_the_server_are_refused_with_the_sum(url: str) -> None:
+    bounds = {"queue": Bounds(1, 150), "graph": Bounds(1, 100)}
+    with (
+        pytest.raises(PoolsTooLarge, match=r"may open 250 connections \(queue 150, graph 100\).*gives 197"),
+        Database(url, bounds=bounds).pools(),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("bounds", [(2, 1, 1.0), (-1, 1, 1.0), (0, 0, 1.0), (1, 1, 0.0)])
+def test_impossible_bounds_are_refused(bounds: tuple[int, int, float]) -> None:
+    with pytest.raises(ValueError, match="pool"):
+        Bounds(*bounds)
+
+
+def test_a_databases_password_is_not_in_its_repr() -> None:
+    assert "secret" not in repr(Database("postgresql://kappa:secret@localhost/kappa"))

@@ -1,0 +1,86 @@
+"""Named queries: found or refused while a module is imported, and all of them valid on the migrated schema."""
+
+import importlib
+import pkgutil
+from pathlib import Path
+
+import psycopg
+import pytest
+
+import kappa
+from kappa.pg.errors import QueryNotFound
+from kappa.pg.queries import Queries, Query, load
+
+STATEMENTS_THAT_PREPARE_TAKES = ("SELECT", "INSERT", "UPDATE", "DELETE", "MERGE", "WITH", "VALUES", "TABLE")
+
+
+def parse(text: str) -> Queries:
+    return Queries(Path("some.sql"), text)
+
+
+def every_query() -> list[Query]:
+    files = sorted(Path(kappa.__path__[0]).rglob("*.sql"))
+    return [query for path in files if path.parent.name != "migrations" for query in load(path).values()]
+
+
+def test_a_block_ends_where_the_next_begins_and_loses_its_semicolon() -> None:
+    found = parse("-- a file\n\n-- name: one\n-- why\nSELECT 1;\n\n-- name: two\nSELECT\n 2\n")
+    assert [(name, query.text) for name, query in found.items()] == [
+        ("one", "-- why\nSELECT 1"),
+        ("two", "SELECT\n 2"),
+    ]
+
+
+def test_a_missing_block_says_which_file_and_what_there_is() -> None:
+    with pytest.raises(QueryNotFound, match=r"some\.sql has no block named 'three' \(it has: one\)"):
+        parse("-- name: one\nSELECT 1")["three"]
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("SELECT 1", "SQL before its first"),
+        ("-- name: a\n\n-- name: b\nSELECT 1", "block 'a' is empty"),
+        ("-- name: a\nSELECT 1\n-- name: a\nSELECT 2", r"some\.sql:3: a second block named 'a'"),
+        ("-- name: Two Words\nSELECT 1", "is not a name"),
+    ],
+)
+def test_a_malformed_file_is_refused(text: str, complaint: str) -> None:
+    with pytest.raises(QueryNotFound, match=complaint):
+        parse(text)
+
+
+def test_parameters_are_numbered_in_the_order_of_first_use() -> None:
+    query = parse("-- name: q\nSELECT %(b)s, %(a)s, %(b)s, 5 %% 2")["q"]
+    assert query.parameters == ("b", "a")
+    assert query.numbered() == "SELECT $1, $2, $1, 5 % 2"
+
+
+@pytest.mark.parametrize("query", every_query(), ids=lambda query: f"{query.source.stem}.{query.name}")
+def test_every_named_statement_is_valid_on_the_migrated_schema(
+    query: Query, connection: psycopg.Connection[tuple[object, ...]]
+) -> None:
+    body = [line for line in query.numbered().splitlines() if not line.lstrip().startswith("--")]
+    statement = "\n".join(body).strip()
+    if statement.upper().startswith(STATEMENTS_THAT_PREPARE_TAKES):
+        connection.execute(f"PREPARE checked AS {statement}".encode())
+    else:
+        # DDL can't be prepared: it is parsed by running it where it is undone.
+        assert not query.parameters
+        if not statement.upper().startswith("CREATE DATABASE"):
+            connection.execute("DROP SCHEMA kappa CASCADE; CREATE SCHEMA kappa")
+            connection.execute(query.sql)
+
+
+def test_every_block_is_bound_to_a_constant_of_its_module() -> None:
+    bound: set[tuple[Path, str]] = set()
+    for module in pkgutil.walk_packages(kappa.__path__, "kappa."):
+        if module.name.endswith("__main__"):
+            continue
+        for value in vars(importlib.import_module(module.name)).values():
+            if isinstance(value, Query):
+                bound.add((value.source, value.name))
+    unused = [
+        f"{query.source.name}: {query.name}" for query in every_query() if (query.source, query.name) not in bound
+    ]
+    assert unused == []

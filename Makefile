@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 LOCK := requirements/dev.lock
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check bench format lock test-packages clean
+.PHONY: help setup demo test check bench generate format lock test-packages clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1|\2/' | \
@@ -38,6 +38,9 @@ check: $(READY) ## lint, format, types, import contracts
 
 bench: $(READY) ## the benchmarks, each beside its peer or limit
 	$(BIN)/python -m benchmarks $(ARGS)
+
+generate: $(READY) ## make the blocking client out of the async one
+	$(BIN)/python tools/unasync.py
 
 format: $(READY) ## let ruff format and mend what it can
 	$(BIN)/ruff check --fix

@@ -35,7 +35,8 @@ def eventually(look: Callable[[], T], *, within: float = PATIENCE, what: str = "
 
 def require_program(name: str) -> str:
     """The path of a program that the test can't do without."""
-    if found := shutil.which(name):
+    everywhere = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
+    if found := shutil.which(name, path=everywhere):
         return found
     return lacking(name)
 

@@ -90,9 +90,7 @@ def test_it_is_made_started_used_by_tcp_and_by_socket_and_stopped(embedded: Embe
         embedded.url()
 
 
-def test_nobody_gets_in_without_the_password_that_only_the_owner_can_read(
-    embedded: EmbeddedServer, home: Path
-) -> None:
+def test_nobody_gets_in_without_the_password_that_only_the_owner_can_read(embedded: EmbeddedServer, home: Path) -> None:
     url = embedded.start()
     password = (home / "postgres" / "password").read_text()
     for address in (url, embedded.url(by_socket=True)):
@@ -217,9 +215,7 @@ def test_a_starter_waits_for_one_that_is_at_it_and_says_so(embedded: EmbeddedSer
         assert answer(started.result()) == 42
 
 
-def test_a_starter_killed_while_the_database_is_made_leaves_no_half_of_it(
-    embedded: EmbeddedServer, home: Path
-) -> None:
+def test_a_starter_killed_while_the_database_is_made_leaves_no_half_of_it(embedded: EmbeddedServer, home: Path) -> None:
     with Script(STARTER, home) as starter:
         starter.tell("go")
         eventually(lambda: list(home.glob("postgres/data.new-*/global")), what="initdb is at work")
@@ -430,10 +426,6 @@ def _python_for_everyone() -> str:
     name = f"python{sys.version_info.major}.{sys.version_info.minor}"
     for candidate in (sys.executable, f"/usr/bin/{name}", f"/usr/local/bin/{name}"):
         program = Path(candidate).resolve()
-        if (
-            program.exists()
-            and binaries.can_reach(program, nobody)
-            and binaries.can_reach(packages.parent, nobody)
-        ):
+        if program.exists() and binaries.can_reach(program, nobody) and binaries.can_reach(packages.parent, nobody):
             return str(program)
     return lacking(f"a {name} that ordinary users may run")

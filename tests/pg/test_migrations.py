@@ -57,9 +57,7 @@ def test_components_are_counted_apart(empty_url: str, steps: Path, tmp_path: Pat
     assert run(empty_url, migrations.component("part", steps), other) == ["other/0001_mine.sql"]
 
 
-def test_a_failing_step_leaves_nothing_of_the_whole_run_and_says_where_it_failed(
-    empty_url: str, steps: Path
-) -> None:
+def test_a_failing_step_leaves_nothing_of_the_whole_run_and_says_where_it_failed(empty_url: str, steps: Path) -> None:
     write(steps, _0003_third="CREATE TABLE kappa.three ();\n\nSELECT nonsense FROM kappa.one;")
     with pytest.raises(MigrationFailed, match=r"part/0003_third\.sql failed.*line 3: .*nonsense"):
         run(empty_url, migrations.component("part", steps))

@@ -60,9 +60,7 @@ def pooled_url(url: str, tmp_path: Path) -> Iterator[str]:
             shutil.rmtree(config.parent)
 
 
-def test_pools_work_through_a_pooler_that_gives_every_transaction_another_session(
-    url: str, pooled_url: str
-) -> None:
+def test_pools_work_through_a_pooler_that_gives_every_transaction_another_session(url: str, pooled_url: str) -> None:
     database = Database(pooled_url, url, {"queue": Bounds(1, 8)})
 
     def ask(number: int) -> int:

@@ -30,9 +30,7 @@ class Settings(BaseSettings):
         description="The same database without the pooler, where `KAPPA_DATABASE_URL` leads through PgBouncer in "
         "transaction mode",
     )
-    postgres_bin: Path | None = Field(
-        default=None, description="The directory of the PostgreSQL programs to embed"
-    )
+    postgres_bin: Path | None = Field(default=None, description="The directory of the PostgreSQL programs to embed")
     postgres_port: int | None = Field(
         default=None, ge=1, le=65535, description="The embedded server's TCP port; a free one is chosen by default"
     )

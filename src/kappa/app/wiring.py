@@ -4,10 +4,11 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
 from kappa.app.settings import Settings
+from kappa.engine import COMPONENT as ENGINE
 from kappa.pg import Component, Database
 from kappa.pg.embedded import EmbeddedServer
 
-COMPONENTS: tuple[Component, ...] = ()
+COMPONENTS: tuple[Component, ...] = (ENGINE,)
 """Everything that has a schema, in the order of migration."""
 
 

@@ -1,1 +1,65 @@
-"""Durable jobs on PostgreSQL: lanes, leases, adoption, maintenance. Knows nothing of graphs."""
+"""Durable jobs on PostgreSQL: lanes, leases, adoption, maintenance. Knows nothing of graphs.
+
+engine = Engine("postgresql://…")
+engine.lane(Lane("default", kinds=("greet",), max_slots=4))
+
+@engine.job("greet", idempotent=True)
+def greet(ctx: JobContext, name: str) -> str:
+    return f"hello {name}"
+
+engine.install()
+with engine.client() as client:
+    client.enqueue("greet", "world")
+engine.run()
+"""
+
+from kappa.engine.async_client import AsyncClient
+from kappa.engine.client import Client
+from kappa.engine.config import WorkerConfig
+from kappa.engine.context import AsyncJobContext, JobContext
+from kappa.engine.engine import COMPONENT, Engine
+from kappa.engine.errors import (
+    BadPayload,
+    EngineError,
+    IllegalTransition,
+    JobCancelled,
+    JobFailed,
+    JobNotFound,
+    LaneError,
+    LeaseLost,
+    ScheduleError,
+    UnknownKind,
+)
+from kappa.engine.model import Cancel, Enqueued, Executor, Job, JobState, Lane, Retry, Schedule, Snooze
+from kappa.engine.worker import Worker, run_until_signal
+
+__all__ = [
+    "COMPONENT",
+    "AsyncClient",
+    "AsyncJobContext",
+    "BadPayload",
+    "Cancel",
+    "Client",
+    "Engine",
+    "EngineError",
+    "Enqueued",
+    "Executor",
+    "IllegalTransition",
+    "Job",
+    "JobCancelled",
+    "JobContext",
+    "JobFailed",
+    "JobNotFound",
+    "JobState",
+    "Lane",
+    "LaneError",
+    "LeaseLost",
+    "Retry",
+    "Schedule",
+    "ScheduleError",
+    "Snooze",
+    "UnknownKind",
+    "Worker",
+    "WorkerConfig",
+    "run_until_signal",
+]

@@ -75,9 +75,7 @@ class Database:
         with self.connect() as connection:
             found = capacity(connection)
         if found.version // 10000 < OLDEST_SERVER:
-            raise PgError(
-                f"this server is PostgreSQL {found.version // 10000}; Kappa needs {OLDEST_SERVER} or newer"
-            )
+            raise PgError(f"this server is PostgreSQL {found.version // 10000}; Kappa needs {OLDEST_SERVER} or newer")
         need = sum(bounds.max_size for bounds in self.bounds.values())
         if need > found.usable and not self.behind_pooler:
             parts = ", ".join(f"{name} {bounds.max_size}" for name, bounds in self.bounds.items())

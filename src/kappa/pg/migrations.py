@@ -106,9 +106,7 @@ def check(connection: psycopg.Connection[Row], components: Iterable[Component]) 
     else:
         pending = [step for part in components for step in part.steps]
     if pending:
-        raise SchemaTooOld(
-            f"{len(pending)} migrations are pending, beginning with {pending[0]}: run `kg db migrate`"
-        )
+        raise SchemaTooOld(f"{len(pending)} migrations are pending, beginning with {pending[0]}: run `kg db migrate`")
 
 
 def _ledger_exists(connection: psycopg.Connection[Row]) -> bool:

@@ -1,0 +1,354 @@
+"""The engine's client: put jobs in, decide about them, look at them.
+
+Every method that writes takes `connection=` to do so inside the caller's own transaction: the job exists if and only
+if that transaction commits. The blocking client in `client.py` is generated from this file by `make generate`.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from datetime import datetime, timedelta
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import psycopg
+from psycopg import AsyncConnection
+
+from kappa.engine.errors import BadPayload, EngineError, IllegalTransition, JobNotFound, LaneError, UnknownKind
+from kappa.engine.model import Enqueued, Job, JobState, Lane, Schedule
+from kappa.engine.registry import Registry
+from kappa.engine.schedule import first_fault, interval
+from kappa.engine.store import copy_rows, jobs, lanes, maintenance
+from kappa.engine.store.jobs import NewJob
+from kappa.pg import AsyncPool, Bounds, Database
+from kappa.pg.ops import Op, run_async
+from kappa.pg.queries import Row
+
+T = TypeVar("T")
+
+BEFORE_START = (JobState.AWAITING_APPROVAL, JobState.SCHEDULED, JobState.QUEUED)
+PRIORITIES = range(-32768, 32768)
+LOOK_FIRST = 0.02
+LOOK_LAST = 0.5
+
+
+class AsyncClient:
+    """Jobs, from outside. Use as a context manager, or `open` and `close`."""
+
+    def __init__(self, database: Database, registry: Registry | None = None, *, bounds: Bounds | None = None) -> None:
+        self._registry = registry or Registry()
+        bounds = bounds or Bounds(0, 4)
+        self._pool = AsyncPool(database.url, "queue", bounds, behind_pooler=database.behind_pooler)
+
+    async def open(self) -> Self:
+        await self._pool.open()
+        return self
+
+    async def close(self) -> None:
+        await self._pool.close()
+
+    async def __aenter__(self) -> Self:
+        return await self.open()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def enqueue(
+        self,
+        kind: str,
+        payload: Any = None,
+        *,
+        priority: int = 0,
+        at: datetime | None = None,
+        delay: timedelta | None = None,
+        dedup_key: str | None = None,
+        timeout: timedelta | None = None,
+        max_attempts: int | None = None,
+        auto_approve: str | None = None,
+        submitted_by: str | None = None,
+        retry_of: int | None = None,
+        connection: AsyncConnection[Row] | None = None,
+    ) -> Enqueued:
+        """Put one job in. With a `dedup_key` that a live job has, that job is given back as `existing`.
+
+        A kind that asks for approval waits for it, unless `auto_approve` says who approved beforehand.
+        """
+        new = self._new_job(
+            kind, payload, priority, dedup_key, timeout, max_attempts, auto_approve, submitted_by, retry_of,
+            # In the caller's transaction the commit may come much later: what slept then is unknown now.
+            always_notify=connection is not None,
+        )  # fmt: skip
+        if at is not None or delay is not None:
+            new = _timed(new, at, delay)
+        async with self._session(connection) as session:
+            for _ in range(5):
+                made = await run_async(session, jobs.enqueue(new))
+                if made is not None:
+                    return Enqueued(made, created=True)
+                if dedup_key is not None:
+                    found = await run_async(session, jobs.enqueued_before(new))
+                    if found is not None:
+                        return Enqueued(found, created=False)
+                if await run_async(session, jobs.lane_of_kind(kind)) is None:
+                    raise UnknownKind(f"kind {kind!r} is in no lane: add it to one before you enqueue it")
+            raise EngineError(f"a job with dedup_key {dedup_key!r} came and went while this one was enqueued")
+
+    async def enqueue_many(
+        self,
+        kind: str,
+        payloads: Iterable[Any],
+        *,
+        priority: int = 0,
+        at: datetime | None = None,
+        timeout: timedelta | None = None,
+        submitted_by: str | None = None,
+        connection: AsyncConnection[Row] | None = None,
+    ) -> int:
+        """Put many jobs of one kind in by COPY, all or none, and say how many."""
+        handler = self._registry.find(kind)
+        if handler is not None and handler.approval:
+            raise EngineError(f"kind {kind!r} asks for approval: enqueue its jobs one by one")
+        _check_priority(priority)
+        texts = [self._registry.dump_payload(kind, payload) for payload in payloads]
+        timeout = timeout or (handler.timeout if handler else None)
+        attempts = handler.max_attempts if handler else 1
+        async with self._session(connection) as session, session.transaction():
+            lane = await run_async(session, jobs.lane_of_kind(kind))
+            if lane is None:
+                raise UnknownKind(f"kind {kind!r} is in no lane: add it to one before you enqueue it")
+            if not texts:
+                return 0
+            state = "scheduled" if at is not None else "queued"
+            _check_time(at)
+            stream = copy_rows.rows(
+                texts, lane=lane, kind=kind, state=state, priority=priority, submitted_by=submitted_by, run_at=at,
+                timeout=timeout, max_attempts=attempts,
+            )  # fmt: skip
+            async with session.cursor().copy(jobs.COPY_IN.sql) as copy:
+                for piece in stream:
+                    await copy.write(piece)
+            if at is None:
+                await run_async(session, jobs.wake(lane))
+            else:
+                await run_async(session, jobs.announce_due(at))
+        return len(texts)
+
+    async def approve(self, job_id: int, by: str, *, connection: AsyncConnection[Row] | None = None) -> None:
+        """Let a job that awaits approval be queued."""
+        async with self._session(connection) as session:
+            if not await run_async(session, jobs.approve(job_id, by)):
+                await self._refuse(session, job_id, "approved")
+
+    async def reject(self, job_id: int, *, connection: AsyncConnection[Row] | None = None) -> None:
+        """End a job that awaits approval as cancelled, with the reason `rejected`."""
+        async with self._session(connection) as session:
+            states = [JobState.AWAITING_APPROVAL]
+            if not await run_async(session, jobs.cancel_before_start(job_id, states, "rejected")):
+                await self._refuse(session, job_id, "rejected")
+
+    async def cancel(
+        self, job_id: int, reason: str = "cancelled", *, connection: AsyncConnection[Row] | None = None
+    ) -> JobState:
+        """Cancel a job. One that runs is told to stop and stays `running` until it did."""
+        async with self._session(connection) as session:
+            for _ in range(5):
+                if await run_async(session, jobs.cancel_before_start(job_id, BEFORE_START, reason)):
+                    return JobState.CANCELLED
+                if await run_async(session, jobs.request_cancel(job_id, reason)):
+                    return JobState.RUNNING
+                job = await run_async(session, jobs.show(job_id))
+                if job is None or job.state.terminal:
+                    break
+            await self._refuse(session, job_id, "cancelled")
+            raise AssertionError
+
+    async def retry(self, job_id: int, *, connection: AsyncConnection[Row] | None = None) -> Enqueued:
+        """Enqueue a finished job anew. Terminal states never change: it is a new job that knows its origin."""
+        async with self._session(connection) as session:
+            job = await self._find(session, job_id)
+            if not job.state.terminal:
+                raise IllegalTransition(job_id, job.state, "queued again before it ended")
+            return await self.enqueue(
+                job.kind, job.payload, priority=job.priority, timeout=job.timeout,
+                max_attempts=max(job.max_attempts, 1), auto_approve=job.approved_by, submitted_by=job.submitted_by,
+                retry_of=job_id, connection=session,
+            )  # fmt: skip
+
+    async def prioritise(self, job_id: int, priority: int, *, connection: AsyncConnection[Row] | None = None) -> None:
+        """Change the priority of a job that doesn't run yet."""
+        _check_priority(priority)
+        async with self._session(connection) as session:
+            if not await run_async(session, jobs.prioritise(job_id, priority)):
+                await self._refuse(session, job_id, "re-prioritised")
+
+    async def show(self, job_id: int) -> Job:
+        async with self._session(None) as session:
+            return await self._find(session, job_id)
+
+    async def list_jobs(
+        self,
+        *,
+        states: Sequence[JobState] | None = None,
+        kinds: Sequence[str] | None = None,
+        lane: str | None = None,
+        before: int | None = None,
+        limit: int = 50,
+    ) -> list[Job]:
+        """Jobs, the newest first; `before` continues after the last id of a page."""
+        op = jobs.list_jobs(states=states, kinds=kinds, lane=lane, before=before, limit=limit)
+        return await self._do(op)
+
+    async def watch(self, job_id: int) -> AsyncGenerator[Job]:
+        """The job each time that something of it changed, until it has ended."""
+        wait, last = LOOK_FIRST, None
+        while True:
+            job = await self.show(job_id)
+            if job != last:
+                wait, last = LOOK_FIRST, job
+                yield job
+                if job.state.terminal:
+                    return
+            await asyncio.sleep(wait)
+            wait = min(wait * 1.5, LOOK_LAST)
+
+    async def wait(self, job_id: int) -> Job:
+        """The job when it has ended."""
+        async for job in self.watch(job_id):
+            if job.state.terminal:
+                return job
+        raise AssertionError
+
+    async def counts(self) -> Mapping[tuple[str, JobState], int]:
+        """How many live jobs there are, by lane and state."""
+        return await self._do(jobs.count_by_state())
+
+    async def lanes(self) -> list[Lane]:
+        return await self._do(lanes.read_lanes())
+
+    async def declare_lane(self, lane: Lane) -> None:
+        """Make a lane if there is none of that name; one that exists only learns the kinds that it lacks."""
+        await self._lane_op(lane.name, lanes.declare_lane(lane))
+
+    async def edit_lane(self, name: str, **changes: Any) -> Lane:
+        """Change columns of a lane; every worker follows in its next cycle."""
+        unknown = [column for column in changes if column not in lanes.COLUMNS]
+        if unknown:
+            raise LaneError(f"a lane has no {unknown[0]!r} (it has: {', '.join(lanes.COLUMNS)})")
+        if changes.get("kinds") is not None:
+            changes["kinds"] = list(changes["kinds"])
+        edited = await self._lane_op(name, lanes.edit_lane(name, changes))
+        if edited is None:
+            raise LaneError(f"there is no lane {name!r}")
+        return edited
+
+    async def move_kind(self, kind: str, to_lane: str) -> None:
+        """Move a kind, and its jobs that don't run, to another lane."""
+        async with self._session(None) as session, session.transaction():
+            known = {lane.name: lane for lane in await run_async(session, lanes.read_lanes())}
+            if to_lane not in known:
+                raise LaneError(f"there is no lane {to_lane!r}")
+            for lane in known.values():
+                if kind in lane.kinds and lane.name != to_lane:
+                    left = [name for name in lane.kinds if name != kind]
+                    await run_async(session, lanes.edit_lane(lane.name, {"kinds": left}))
+            kinds = [*known[to_lane].kinds, kind]
+            await run_async(session, lanes.edit_lane(to_lane, {"kinds": list(dict.fromkeys(kinds))}))
+
+    async def put_schedule(self, schedule: Schedule) -> None:
+        """Make or change a schedule. It fires from its next due time on."""
+        fault = first_fault(schedule)
+        if fault is not None:
+            raise fault
+        payload = self._registry.dump_payload(schedule.kind, schedule.payload)
+        await self._do(maintenance.put_schedule(schedule, payload))
+
+    async def drop_schedule(self, name: str) -> bool:
+        return await self._do(maintenance.drop_schedule(name))
+
+    async def schedules(self) -> list[Schedule]:
+        return await self._do(maintenance.read_schedules())
+
+    @asynccontextmanager
+    async def _session(self, connection: AsyncConnection[Row] | None) -> AsyncGenerator[AsyncConnection[Row]]:
+        if connection is not None:
+            yield connection
+            return
+        async with self._pool.connection() as own:
+            yield own
+
+    async def _do(self, op: Op[T]) -> T:
+        async with self._pool.connection() as session:
+            return await run_async(session, op)
+
+    async def _lane_op(self, name: str, op: Op[T]) -> T:
+        try:
+            return await self._do(op)
+        except psycopg.IntegrityError as error:
+            message = error.diag.message_primary or "refused"
+            constraint = error.diag.constraint_name or ""
+            if "slots" in constraint:
+                message = "a thread lane has 1 to 16 slots, an async lane 1 to 1,000"
+            raise LaneError(f"lane {name!r} can't be so: {message}") from None
+
+    def _new_job(
+        self,
+        kind: str,
+        payload: Any,
+        priority: int,
+        dedup_key: str | None,
+        timeout: timedelta | None,
+        max_attempts: int | None,
+        auto_approve: str | None,
+        submitted_by: str | None,
+        retry_of: int | None,
+        *,
+        always_notify: bool,
+    ) -> NewJob:
+        _check_priority(priority)
+        if timeout is not None:
+            interval("timeout", timeout)
+        text = self._registry.dump_payload(kind, payload)
+        new = NewJob(
+            kind, text, priority, submitted_by, dedup_key, retry_of=retry_of, approved_by=auto_approve,
+            timeout=timeout, max_attempts=max_attempts or 1, always_notify=always_notify,
+        )  # fmt: skip
+        handler = self._registry.find(kind)
+        if handler is None:
+            return new
+        return replace(
+            new,
+            approval=handler.approval and auto_approve is None,
+            estimate=handler.dump_estimate(text),
+            timeout=timeout or handler.timeout,
+            max_attempts=max_attempts or handler.max_attempts,
+        )
+
+    async def _find(self, session: AsyncConnection[Row], job_id: int) -> Job:
+        job = await run_async(session, jobs.show(job_id))
+        if job is None:
+            raise JobNotFound(f"there is no job {job_id}")
+        return job
+
+    async def _refuse(self, session: AsyncConnection[Row], job_id: int, wanted: str) -> None:
+        job = await self._find(session, job_id)
+        raise IllegalTransition(job_id, job.state, wanted)
+
+
+def _check_priority(priority: int) -> None:
+    if priority not in PRIORITIES:
+        raise BadPayload(f"a priority is a whole number from -32768 to 32767, not {priority!r}")
+
+
+def _timed(new: NewJob, at: datetime | None, delay: timedelta | None) -> NewJob:
+    if new.approval:
+        raise EngineError(f"kind {new.kind!r} asks for approval: it can't have a time as well")
+    _check_time(at)
+    return replace(new, run_at=at, delay=delay)
+
+
+def _check_time(at: datetime | None) -> None:
+    if at is not None and at.tzinfo is None:
+        raise BadPayload("`at` needs a time zone: which hour is meant?")

@@ -1,0 +1,97 @@
+"""What an attempt's end means for its job: the policy of retries, written once for every executor."""
+
+import random
+import traceback
+from datetime import timedelta
+from typing import Any
+
+from kappa.engine.context import Running
+from kappa.engine.errors import BadPayload, JobCancelled, JobFailed
+from kappa.engine.model import Cancel, JobState, Retry, Snooze
+from kappa.engine.store.jobs import Finish, PutBack
+from kappa.pg import KappaError
+
+BACKOFF_BASE = 1.0
+BACKOFF_CAP = 60.0
+BACKOFF_JITTER = 0.2
+
+DETAIL_LIMIT = 20_000
+
+CLAIMS_BEYOND_ATTEMPTS = 10
+"""How often a job may be claimed and vanish with its worker before it was seen to start."""
+
+
+def backoff(attempt: int) -> float:
+    """Seconds to wait after an attempt: exponential, capped, with jitter."""
+    wait = min(BACKOFF_CAP, BACKOFF_BASE * 2 ** max(0, attempt - 1))
+    return wait * random.uniform(1 - BACKOFF_JITTER, 1 + BACKOFF_JITTER)  # noqa: S311
+
+
+def of_value(running: Running, value: Any) -> Finish | PutBack:
+    """The settlement for what a handler returned."""
+    job_id, token = running.held
+    match value:
+        case None:
+            return Finish(job_id, token, JobState.SUCCEEDED)
+        case Retry(after, summary):
+            return _again(running, summary, None, after)
+        case Snooze(after):
+            return PutBack(job_id, token, max(after.total_seconds(), 0.001), snoozed=True)
+        case Cancel(reason):
+            return Finish(job_id, token, JobState.CANCELLED, reason=reason)
+        case _:
+            try:
+                result = running.handler.dump_result(value)
+            except BadPayload as error:
+                return Finish(job_id, token, JobState.FAILED, summary=str(error))
+            return Finish(job_id, token, JobState.SUCCEEDED, result)
+
+
+def of_error(running: Running, error: BaseException) -> Finish | PutBack:
+    """The settlement for what a handler raised."""
+    job_id, token = running.held
+    if isinstance(error, JobCancelled):
+        if running.timed_out:
+            return timed_out(running)
+        return Finish(job_id, token, JobState.CANCELLED, reason=running.cancel_reason or str(error))
+    detail = "".join(traceback.format_exception(error))[-DETAIL_LIMIT:]
+    if isinstance(error, JobFailed) and not error.retry:
+        return Finish(job_id, token, JobState.FAILED, summary=str(error), detail=detail)
+    if isinstance(error, BadPayload):
+        return Finish(job_id, token, JobState.FAILED, summary=str(error), detail=detail)
+    return _again(running, _safe_summary(error), detail, None)
+
+
+def timed_out(running: Running) -> Finish:
+    job_id, token = running.held
+    return Finish(job_id, token, JobState.TIMED_OUT, summary="the time-out was reached")
+
+
+def lost(running: Running) -> Finish | PutBack:
+    """The settlement for an attempt whose owner is gone and of which no runner knows anything."""
+    claimed = running.claimed
+    if claimed.started:
+        if claimed.seconds_left <= 0:
+            return timed_out(running)
+        return _again(running, "the worker that ran it was lost", None, None)
+    if claimed.claims >= claimed.max_attempts + CLAIMS_BEYOND_ATTEMPTS:
+        summary = f"it was claimed {claimed.claims} times, and every worker was lost before it was seen to start"
+        return Finish(claimed.id, claimed.token, JobState.FAILED, summary=summary, started=False)
+    return PutBack(claimed.id, claimed.token, started=False)
+
+
+def _again(running: Running, summary: str, detail: str | None, after: timedelta | None) -> Finish | PutBack:
+    job_id, token = running.held
+    if running.cancel_reason is not None:
+        return Finish(job_id, token, JobState.CANCELLED, reason=running.cancel_reason, summary=summary, detail=detail)
+    if running.attempt >= running.claimed.max_attempts:
+        return Finish(job_id, token, JobState.FAILED, summary=summary, detail=detail)
+    delay = backoff(running.attempt) if after is None else max(after.total_seconds(), 0.001)
+    return PutBack(job_id, token, delay, summary=summary, detail=detail)
+
+
+def _safe_summary(error: BaseException) -> str:
+    """What users may see. The text of an unknown exception can hold anything; that of Kappa's own is meant for them."""
+    if isinstance(error, KappaError):
+        return str(error)
+    return f"the handler failed with {type(error).__name__}"

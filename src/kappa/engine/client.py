@@ -1,0 +1,348 @@
+"""The blocking client. Generated from async_client.py by `make generate`; edit that one."""
+
+import time
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import datetime, timedelta
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import psycopg
+from psycopg import Connection
+
+from kappa.engine.errors import BadPayload, EngineError, IllegalTransition, JobNotFound, LaneError, UnknownKind
+from kappa.engine.model import Enqueued, Job, JobState, Lane, Schedule
+from kappa.engine.registry import Registry
+from kappa.engine.schedule import first_fault, interval
+from kappa.engine.store import copy_rows, jobs, lanes, maintenance
+from kappa.engine.store.jobs import NewJob
+from kappa.pg import Bounds, Database, Pool
+from kappa.pg.ops import Op, run
+from kappa.pg.queries import Row
+
+T = TypeVar("T")
+
+BEFORE_START = (JobState.AWAITING_APPROVAL, JobState.SCHEDULED, JobState.QUEUED)
+PRIORITIES = range(-32768, 32768)
+LOOK_FIRST = 0.02
+LOOK_LAST = 0.5
+
+
+class Client:
+    """Jobs, from outside. Use as a context manager, or `open` and `close`."""
+
+    def __init__(self, database: Database, registry: Registry | None = None, *, bounds: Bounds | None = None) -> None:
+        self._registry = registry or Registry()
+        bounds = bounds or Bounds(0, 4)
+        self._pool = Pool(database.url, "queue", bounds, behind_pooler=database.behind_pooler)
+
+    def open(self) -> Self:
+        self._pool.open()
+        return self
+
+    def close(self) -> None:
+        self._pool.close()
+
+    def __enter__(self) -> Self:
+        return self.open()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def enqueue(
+        self,
+        kind: str,
+        payload: Any = None,
+        *,
+        priority: int = 0,
+        at: datetime | None = None,
+        delay: timedelta | None = None,
+        dedup_key: str | None = None,
+        timeout: timedelta | None = None,
+        max_attempts: int | None = None,
+        auto_approve: str | None = None,
+        submitted_by: str | None = None,
+        retry_of: int | None = None,
+        connection: Connection[Row] | None = None,
+    ) -> Enqueued:
+        """Put one job in. With a `dedup_key` that a live job has, that job is given back as `existing`.
+
+        A kind that asks for approval waits for it, unless `auto_approve` says who approved beforehand.
+        """
+        new = self._new_job(
+            kind, payload, priority, dedup_key, timeout, max_attempts, auto_approve, submitted_by, retry_of,
+            # In the caller's transaction the commit may come much later: what slept then is unknown now.
+            always_notify=connection is not None,
+        )  # fmt: skip
+        if at is not None or delay is not None:
+            new = _timed(new, at, delay)
+        with self._session(connection) as session:
+            for _ in range(5):
+                made = run(session, jobs.enqueue(new))
+                if made is not None:
+                    return Enqueued(made, created=True)
+                if dedup_key is not None:
+                    found = run(session, jobs.enqueued_before(new))
+                    if found is not None:
+                        return Enqueued(found, created=False)
+                if run(session, jobs.lane_of_kind(kind)) is None:
+                    raise UnknownKind(f"kind {kind!r} is in no lane: add it to one before you enqueue it")
+            raise EngineError(f"a job with dedup_key {dedup_key!r} came and went while this one was enqueued")
+
+    def enqueue_many(
+        self,
+        kind: str,
+        payloads: Iterable[Any],
+        *,
+        priority: int = 0,
+        at: datetime | None = None,
+        timeout: timedelta | None = None,
+        submitted_by: str | None = None,
+        connection: Connection[Row] | None = None,
+    ) -> int:
+        """Put many jobs of one kind in by COPY, all or none, and say how many."""
+        handler = self._registry.find(kind)
+        if handler is not None and handler.approval:
+            raise EngineError(f"kind {kind!r} asks for approval: enqueue its jobs one by one")
+        _check_priority(priority)
+        texts = [self._registry.dump_payload(kind, payload) for payload in payloads]
+        timeout = timeout or (handler.timeout if handler else None)
+        attempts = handler.max_attempts if handler else 1
+        with self._session(connection) as session, session.transaction():
+            lane = run(session, jobs.lane_of_kind(kind))
+            if lane is None:
+                raise UnknownKind(f"kind {kind!r} is in no lane: add it to one before you enqueue it")
+            if not texts:
+                return 0
+            state = "scheduled" if at is not None else "queued"
+            _check_time(at)
+            stream = copy_rows.rows(
+                texts, lane=lane, kind=kind, state=state, priority=priority, submitted_by=submitted_by, run_at=at,
+                timeout=timeout, max_attempts=attempts,
+            )  # fmt: skip
+            with session.cursor().copy(jobs.COPY_IN.sql) as copy:
+                for piece in stream:
+                    copy.write(piece)
+            if at is None:
+                run(session, jobs.wake(lane))
+            else:
+                run(session, jobs.announce_due(at))
+        return len(texts)
+
+    def approve(self, job_id: int, by: str, *, connection: Connection[Row] | None = None) -> None:
+        """Let a job that awaits approval be queued."""
+        with self._session(connection) as session:
+            if not run(session, jobs.approve(job_id, by)):
+                self._refuse(session, job_id, "approved")
+
+    def reject(self, job_id: int, *, connection: Connection[Row] | None = None) -> None:
+        """End a job that awaits approval as cancelled, with the reason `rejected`."""
+        with self._session(connection) as session:
+            states = [JobState.AWAITING_APPROVAL]
+            if not run(session, jobs.cancel_before_start(job_id, states, "rejected")):
+                self._refuse(session, job_id, "rejected")
+
+    def cancel(self, job_id: int, reason: str = "cancelled", *, connection: Connection[Row] | None = None) -> JobState:
+        """Cancel a job. One that runs is told to stop and stays `running` until it did."""
+        with self._session(connection) as session:
+            for _ in range(5):
+                if run(session, jobs.cancel_before_start(job_id, BEFORE_START, reason)):
+                    return JobState.CANCELLED
+                if run(session, jobs.request_cancel(job_id, reason)):
+                    return JobState.RUNNING
+                job = run(session, jobs.show(job_id))
+                if job is None or job.state.terminal:
+                    break
+            self._refuse(session, job_id, "cancelled")
+            raise AssertionError
+
+    def retry(self, job_id: int, *, connection: Connection[Row] | None = None) -> Enqueued:
+        """Enqueue a finished job anew. Terminal states never change: it is a new job that knows its origin."""
+        with self._session(connection) as session:
+            job = self._find(session, job_id)
+            if not job.state.terminal:
+                raise IllegalTransition(job_id, job.state, "queued again before it ended")
+            return self.enqueue(
+                job.kind, job.payload, priority=job.priority, timeout=job.timeout,
+                max_attempts=max(job.max_attempts, 1), auto_approve=job.approved_by, submitted_by=job.submitted_by,
+                retry_of=job_id, connection=session,
+            )  # fmt: skip
+
+    def prioritise(self, job_id: int, priority: int, *, connection: Connection[Row] | None = None) -> None:
+        """Change the priority of a job that doesn't run yet."""
+        _check_priority(priority)
+        with self._session(connection) as session:
+            if not run(session, jobs.prioritise(job_id, priority)):
+                self._refuse(session, job_id, "re-prioritised")
+
+    def show(self, job_id: int) -> Job:
+        with self._session(None) as session:
+            return self._find(session, job_id)
+
+    def list_jobs(
+        self,
+        *,
+        states: Sequence[JobState] | None = None,
+        kinds: Sequence[str] | None = None,
+        lane: str | None = None,
+        before: int | None = None,
+        limit: int = 50,
+    ) -> list[Job]:
+        """Jobs, the newest first; `before` continues after the last id of a page."""
+        op = jobs.list_jobs(states=states, kinds=kinds, lane=lane, before=before, limit=limit)
+        return self._do(op)
+
+    def watch(self, job_id: int) -> Generator[Job]:
+        """The job each time that something of it changed, until it has ended."""
+        wait, last = LOOK_FIRST, None
+        while True:
+            job = self.show(job_id)
+            if job != last:
+                wait, last = LOOK_FIRST, job
+                yield job
+                if job.state.terminal:
+                    return
+            time.sleep(wait)
+            wait = min(wait * 1.5, LOOK_LAST)
+
+    def wait(self, job_id: int) -> Job:
+        """The job when it has ended."""
+        for job in self.watch(job_id):
+            if job.state.terminal:
+                return job
+        raise AssertionError
+
+    def counts(self) -> Mapping[tuple[str, JobState], int]:
+        """How many live jobs there are, by lane and state."""
+        return self._do(jobs.count_by_state())
+
+    def lanes(self) -> list[Lane]:
+        return self._do(lanes.read_lanes())
+
+    def declare_lane(self, lane: Lane) -> None:
+        """Make a lane if there is none of that name; one that exists only learns the kinds that it lacks."""
+        self._lane_op(lane.name, lanes.declare_lane(lane))
+
+    def edit_lane(self, name: str, **changes: Any) -> Lane:
+        """Change columns of a lane; every worker follows in its next cycle."""
+        unknown = [column for column in changes if column not in lanes.COLUMNS]
+        if unknown:
+            raise LaneError(f"a lane has no {unknown[0]!r} (it has: {', '.join(lanes.COLUMNS)})")
+        if changes.get("kinds") is not None:
+            changes["kinds"] = list(changes["kinds"])
+        edited = self._lane_op(name, lanes.edit_lane(name, changes))
+        if edited is None:
+            raise LaneError(f"there is no lane {name!r}")
+        return edited
+
+    def move_kind(self, kind: str, to_lane: str) -> None:
+        """Move a kind, and its jobs that don't run, to another lane."""
+        with self._session(None) as session, session.transaction():
+            known = {lane.name: lane for lane in run(session, lanes.read_lanes())}
+            if to_lane not in known:
+                raise LaneError(f"there is no lane {to_lane!r}")
+            for lane in known.values():
+                if kind in lane.kinds and lane.name != to_lane:
+                    left = [name for name in lane.kinds if name != kind]
+                    run(session, lanes.edit_lane(lane.name, {"kinds": left}))
+            kinds = [*known[to_lane].kinds, kind]
+            run(session, lanes.edit_lane(to_lane, {"kinds": list(dict.fromkeys(kinds))}))
+
+    def put_schedule(self, schedule: Schedule) -> None:
+        """Make or change a schedule. It fires from its next due time on."""
+        fault = first_fault(schedule)
+        if fault is not None:
+            raise fault
+        payload = self._registry.dump_payload(schedule.kind, schedule.payload)
+        self._do(maintenance.put_schedule(schedule, payload))
+
+    def drop_schedule(self, name: str) -> bool:
+        return self._do(maintenance.drop_schedule(name))
+
+    def schedules(self) -> list[Schedule]:
+        return self._do(maintenance.read_schedules())
+
+    @contextmanager
+    def _session(self, connection: Connection[Row] | None) -> Generator[Connection[Row]]:
+        if connection is not None:
+            yield connection
+            return
+        with self._pool.connection() as own:
+            yield own
+
+    def _do(self, op: Op[T]) -> T:
+        with self._pool.connection() as session:
+            return run(session, op)
+
+    def _lane_op(self, name: str, op: Op[T]) -> T:
+        try:
+            return self._do(op)
+        except psycopg.IntegrityError as error:
+            message = error.diag.message_primary or "refused"
+            constraint = error.diag.constraint_name or ""
+            if "slots" in constraint:
+                message = "a thread lane has 1 to 16 slots, an async lane 1 to 1,000"
+            raise LaneError(f"lane {name!r} can't be so: {message}") from None
+
+    def _new_job(
+        self,
+        kind: str,
+        payload: Any,
+        priority: int,
+        dedup_key: str | None,
+        timeout: timedelta | None,
+        max_attempts: int | None,
+        auto_approve: str | None,
+        submitted_by: str | None,
+        retry_of: int | None,
+        *,
+        always_notify: bool,
+    ) -> NewJob:
+        _check_priority(priority)
+        if timeout is not None:
+            interval("timeout", timeout)
+        text = self._registry.dump_payload(kind, payload)
+        new = NewJob(
+            kind, text, priority, submitted_by, dedup_key, retry_of=retry_of, approved_by=auto_approve,
+            timeout=timeout, max_attempts=max_attempts or 1, always_notify=always_notify,
+        )  # fmt: skip
+        handler = self._registry.find(kind)
+        if handler is None:
+            return new
+        return replace(
+            new,
+            approval=handler.approval and auto_approve is None,
+            estimate=handler.dump_estimate(text),
+            timeout=timeout or handler.timeout,
+            max_attempts=max_attempts or handler.max_attempts,
+        )
+
+    def _find(self, session: Connection[Row], job_id: int) -> Job:
+        job = run(session, jobs.show(job_id))
+        if job is None:
+            raise JobNotFound(f"there is no job {job_id}")
+        return job
+
+    def _refuse(self, session: Connection[Row], job_id: int, wanted: str) -> None:
+        job = self._find(session, job_id)
+        raise IllegalTransition(job_id, job.state, wanted)
+
+
+def _check_priority(priority: int) -> None:
+    if priority not in PRIORITIES:
+        raise BadPayload(f"a priority is a whole number from -32768 to 32767, not {priority!r}")
+
+
+def _timed(new: NewJob, at: datetime | None, delay: timedelta | None) -> NewJob:
+    if new.approval:
+        raise EngineError(f"kind {new.kind!r} asks for approval: it can't have a time as well")
+    _check_time(at)
+    return replace(new, run_at=at, delay=delay)
+
+
+def _check_time(at: datetime | None) -> None:
+    if at is not None and at.tzinfo is None:
+        raise BadPayload("`at` needs a time zone: which hour is meant?")

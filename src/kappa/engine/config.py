@@ -1,0 +1,37 @@
+"""The numbers of a worker, with their defaults."""
+
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+from kappa.engine.model import MAX_LANE_SLOTS
+from kappa.pg import Bounds
+
+MAX_CONCURRENT_THREADS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerConfig:
+    """How one worker process behaves. What concerns the whole cluster stands in the lanes' rows."""
+
+    lanes: tuple[str, ...] | None = None
+    """Serve only these lanes; None serves every lane that has a kind with a handler here."""
+    lead: bool = True
+    """Whether this process may become the leader."""
+    grace: timedelta = timedelta(seconds=30)
+    """How long running jobs may go on after the worker was told to stop."""
+    pool: Bounds = field(default_factory=lambda: Bounds(1, 10))
+    """Connections of the pool `queue`: for the worker itself and for the handlers' transactions."""
+    claim_batch: int = 500
+    """How many jobs one claim takes at most."""
+    progress_every: timedelta = timedelta(milliseconds=250)
+    start_mark_after: timedelta = timedelta(milliseconds=20)
+    """Attempts that last longer are marked as started; shorter ones are counted when they settle."""
+    floor_for: timedelta = timedelta(milliseconds=250)
+    """How long a claimer trusts where its last full batch ended."""
+    lead_every: timedelta = timedelta(seconds=2)
+    """How often a standby tries to lead."""
+
+
+def kept_threads(lanes: int) -> int:
+    """How many idle threads stay: enough for every lane to reach its ceiling."""
+    return max(4, lanes * MAX_LANE_SLOTS)

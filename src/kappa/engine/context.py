@@ -1,0 +1,234 @@
+"""What a handler sees of its job.
+
+Everything written through a context is guarded by the job's lease. Once the lease is lost the context says so and
+refuses: a handler that was paused for too long can change nothing that its successor relies on.
+
+`AsyncJobContext` is for handlers on the event loop, `JobContext` for those in threads; the second asks the first.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Coroutine, Generator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any, Protocol, TypeVar
+
+from psycopg import AsyncConnection, Connection
+from pydantic_core import to_json
+
+from kappa.engine.errors import JobCancelled, JobFailed, LeaseLost
+from kappa.engine.model import Claimed, JobState
+from kappa.engine.registry import Handler
+from kappa.pg.queries import Row
+
+T = TypeVar("T")
+
+
+class Running:
+    """One attempt of one job while it runs here. Touched by the loop only, but for the flags that handlers read."""
+
+    __slots__ = (
+        "cancel_reason", "claimed", "connection", "finished", "handler", "lane", "lost",
+        "progress", "spawned", "started", "timed_out", "waiting",
+    )  # fmt: skip
+
+    def __init__(self, claimed: Claimed, handler: Handler, lane: str) -> None:
+        self.claimed = claimed
+        self.handler = handler
+        self.lane = lane
+        self.lost = False
+        self.timed_out = False
+        self.finished = False
+        self.started = claimed.started
+        self.waiting = False
+        self.cancel_reason = claimed.cancel_reason
+        self.progress: tuple[float | None, float | None, str | None] | None = None
+        self.spawned = 0
+        self.connection: AsyncConnection[Row] | Connection[Row] | None = None
+        """The handler's own transaction, which settling will commit."""
+
+    @property
+    def held(self) -> tuple[int, int]:
+        return self.claimed.id, self.claimed.token
+
+    @property
+    def attempt(self) -> int:
+        return self.claimed.attempt if self.claimed.started else self.claimed.attempt + 1
+
+
+class Office(Protocol):
+    """What contexts ask of the worker they run in."""
+
+    def report_progress(self, running: Running) -> None: ...
+    async def save_checkpoint(self, running: Running, value: str) -> bool: ...
+    async def read_checkpoint(self, running: Running) -> list[Any]: ...
+    async def spawn(self, running: Running, kind: str, payload: Any, key: str, priority: int) -> int: ...
+    async def gather(self, running: Running, keys: list[str]) -> dict[str, tuple[int, JobState, Any, str | None]]: ...
+    async def open_transaction(self, running: Running) -> AsyncConnection[Row]: ...
+    def open_blocking_transaction(self, running: Running) -> Connection[Row]: ...
+
+
+class _Facts:
+    """What both contexts tell without asking anybody."""
+
+    _running: Running
+
+    @property
+    def job_id(self) -> int:
+        return self._running.claimed.id
+
+    @property
+    def kind(self) -> str:
+        return self._running.claimed.kind
+
+    @property
+    def lane(self) -> str:
+        return self._running.lane
+
+    @property
+    def attempt(self) -> int:
+        """The number of this attempt, from 1."""
+        return self._running.attempt
+
+    @property
+    def max_attempts(self) -> int:
+        return self._running.claimed.max_attempts
+
+    @property
+    def lease_lost(self) -> bool:
+        """Whether another owner may have the job by now. Nothing more can be written."""
+        return self._running.lost
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether the handler should stop at the next good place."""
+        running = self._running
+        return running.cancel_reason is not None or running.lost or running.timed_out
+
+    def raise_if_cancelled(self) -> None:
+        """Leave the handler here if the job was cancelled, ran out of time, or is no longer ours."""
+        self._refuse_if_lost()
+        if self.cancelled:
+            raise JobCancelled(self._running.cancel_reason or "the time is up")
+
+    def _refuse_if_lost(self) -> None:
+        if self._running.lost:
+            raise LeaseLost(f"the lease of job {self.job_id} is lost: nothing more can be written")
+
+
+class AsyncJobContext(_Facts):
+    """The context of a handler on the event loop."""
+
+    def __init__(self, running: Running, office: Office) -> None:
+        self._running = running
+        self._office = office
+
+    def progress(self, done: float, total: float | None = None, message: str | None = None) -> None:
+        """Say how far the work is. Costs nothing: the latest word is written a few times a second."""
+        self._refuse_if_lost()
+        self._running.progress = (done, total, message)
+        self._office.report_progress(self._running)
+
+    async def checkpoint(self, value: Any) -> None:
+        """Keep a JSON value for whoever runs this job next, should this attempt not live to its end."""
+        self._refuse_if_lost()
+        if not await self._office.save_checkpoint(self._running, to_json(value).decode()):
+            self._lose()
+
+    async def last_checkpoint(self) -> Any:
+        """What the last `checkpoint` kept, in this attempt or an earlier one; None if nothing."""
+        self._refuse_if_lost()
+        found = await self._office.read_checkpoint(self._running)
+        if not found:
+            self._lose()
+        return found[0]
+
+    async def spawn(self, kind: str, payload: Any = None, *, key: str | None = None, priority: int = 0) -> str:
+        """Enqueue a child job, once however often this handler runs, and give its key for `gather`.
+
+        Children are told apart by their keys; without one they are numbered, so a handler that spawns in the same
+        order finds the same children again.
+        """
+        self._refuse_if_lost()
+        if key is None:
+            self._running.spawned += 1
+            key = f"#{self._running.spawned}"
+        await self._office.spawn(self._running, kind, payload, key, priority)
+        return key
+
+    async def gather(self, *keys: str) -> list[Any]:
+        """Wait for children and give their results in order. Meanwhile the slot belongs to others."""
+        self._refuse_if_lost()
+        found = await self._office.gather(self._running, list(keys))
+        for key in keys:
+            child, state, _, summary = found[key]
+            if state is not JobState.SUCCEEDED:
+                raise JobFailed(
+                    f"child {child} ({key}) {state.value.replace('_', ' ')}: {summary or 'no reason given'}"
+                )
+        return [found[key][2] for key in keys]
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncGenerator[AsyncConnection[Row]]:
+        """A connection in a transaction that commits together with the job's success, or not at all.
+
+        It stays open when the block ends; the commit comes when the handler returns. So do this last.
+        """
+        self._refuse_if_lost()
+        connection = self._running.connection
+        if connection is None:
+            connection = await self._office.open_transaction(self._running)
+        assert isinstance(connection, AsyncConnection)
+        async with connection.transaction():
+            yield connection
+
+    def _lose(self) -> None:
+        self._running.lost = True
+        self._refuse_if_lost()
+
+
+class JobContext(_Facts):
+    """The context of a handler in a thread."""
+
+    def __init__(self, running: Running, office: Office, loop: asyncio.AbstractEventLoop) -> None:
+        self._running = running
+        self._office = office
+        self._loop = loop
+        self._inner = AsyncJobContext(running, office)
+
+    def progress(self, done: float, total: float | None = None, message: str | None = None) -> None:
+        """Say how far the work is. Costs nothing: the latest word is written a few times a second."""
+        self._refuse_if_lost()
+        self._running.progress = (done, total, message)
+        self._loop.call_soon_threadsafe(self._office.report_progress, self._running)
+
+    def checkpoint(self, value: Any) -> None:
+        """Keep a JSON value for whoever runs this job next, should this attempt not live to its end."""
+        self._ask(self._inner.checkpoint(value))
+
+    def last_checkpoint(self) -> Any:
+        """What the last `checkpoint` kept, in this attempt or an earlier one; None if nothing."""
+        return self._ask(self._inner.last_checkpoint())
+
+    def spawn(self, kind: str, payload: Any = None, *, key: str | None = None, priority: int = 0) -> str:
+        """Enqueue a child job, once however often this handler runs; see `AsyncJobContext.spawn`."""
+        return self._ask(self._inner.spawn(kind, payload, key=key, priority=priority))
+
+    def gather(self, *keys: str) -> list[Any]:
+        """Wait for children and give their results in order. Meanwhile the slot belongs to others."""
+        return self._ask(self._inner.gather(*keys))
+
+    @contextmanager
+    def transaction(self) -> Generator[Connection[Row]]:
+        """A connection in a transaction that commits together with the job's success, or not at all.
+
+        It stays open when the block ends; the commit comes when the handler returns. So do this last.
+        """
+        self._refuse_if_lost()
+        connection = self._running.connection
+        if connection is None:
+            connection = self._office.open_blocking_transaction(self._running)
+        assert isinstance(connection, Connection)
+        with connection.transaction():
+            yield connection
+
+    def _ask(self, question: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(question, self._loop).result()

@@ -1,0 +1,85 @@
+"""The front of the engine: declare handlers, install the schema, get clients, run workers."""
+
+import asyncio
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, TypeVar
+
+from kappa.engine.async_client import AsyncClient
+from kappa.engine.client import Client
+from kappa.engine.config import WorkerConfig
+from kappa.engine.model import Lane
+from kappa.engine.registry import Registry
+from kappa.engine.signals import Signals
+from kappa.engine.store import lanes
+from kappa.engine.worker import Worker, run_until_signal
+from kappa.pg import Bounds, Database, component, migrate
+from kappa.pg.ops import run
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+COMPONENT = component("engine", Path(__file__).parent / "migrations")
+
+
+class Engine:
+    """Durable jobs on one PostgreSQL database."""
+
+    def __init__(self, database: Database | str) -> None:
+        self.database = Database(database) if isinstance(database, str) else database
+        self.registry = Registry()
+        self.signals = Signals()
+        self._lanes: dict[str, Lane] = {}
+
+    def job(
+        self,
+        kind: str,
+        *,
+        timeout: timedelta | None = None,
+        idempotent: bool = False,
+        max_attempts: int | None = None,
+        approval: bool = False,
+        estimate: Callable[[Any], Any] | None = None,
+    ) -> Callable[[F], F]:
+        """Declare the decorated function as the handler of a kind: `(ctx)` or `(ctx, payload)`, blocking or async."""
+
+        def declare(function: F) -> F:
+            self.registry.add(
+                kind, function, timeout=timeout, idempotent=idempotent, max_attempts=max_attempts,
+                approval=approval, estimate=estimate,
+            )  # fmt: skip
+            return function
+
+        return declare
+
+    def lane(self, lane: Lane) -> Lane:
+        """Declare a lane that `install` makes if there is none of its name."""
+        self._lanes[lane.name] = lane
+        return lane
+
+    def install(self) -> None:
+        """Bring the schema up to date and make the declared lanes. Safe to call at every start."""
+        with self.database.connect() as connection:
+            migrate(connection, [COMPONENT])
+            for lane in self._lanes.values():
+                run(connection, lanes.declare_lane(lane))
+
+    def client(self, *, bounds: Bounds | None = None) -> Client:
+        """A blocking client; use it as a context manager."""
+        return Client(self.database, self.registry, bounds=bounds)
+
+    def async_client(self, *, bounds: Bounds | None = None) -> AsyncClient:
+        """An async client; use it as an async context manager."""
+        return AsyncClient(self.database, self.registry, bounds=bounds)
+
+    def worker(self, config: WorkerConfig | None = None) -> Worker:
+        """A worker, to be run on an event loop of yours."""
+        return Worker(self.database, self.registry, config, self.signals)
+
+    def run(self, config: WorkerConfig | None = None) -> None:
+        """Work until SIGTERM or ctrl-C, then drain."""
+
+        async def work() -> None:
+            await run_until_signal(self.worker(config))
+
+        asyncio.run(work())

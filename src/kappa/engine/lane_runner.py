@@ -1,0 +1,177 @@
+"""One lane in one worker: how many of its slots are free here, when to claim, when to sleep.
+
+The database decides how many jobs a lane may run in the whole cluster; this only never asks for more than it can run.
+"""
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+import psycopg
+
+from kappa.engine.config import WorkerConfig
+from kappa.engine.context import Running
+from kappa.engine.model import Claimed, Lane
+from kappa.engine.registry import Registry
+from kappa.engine.signals import Signals
+from kappa.engine.store import jobs, lanes
+from kappa.pg import AsyncPool, PgError
+from kappa.pg.ops import Op, run_async
+
+T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+
+START = (-32769, 0)
+BUSY_AFTER = 3
+"""Full claims in a row after which a lane counts as busy and wants no more wake-ups."""
+LOOK_AGAIN = (0.005, 0.05)
+"""An enqueue that began before this lane fell asleep may not have seen the sleeper: two more looks find its job."""
+RETRY = 0.5
+
+
+class LaneRunner:
+    """Claims for one lane and starts what it gets."""
+
+    def __init__(
+        self,
+        lane: Lane,
+        owner: str,
+        pool: AsyncPool,
+        registry: Registry,
+        config: WorkerConfig,
+        signals: Signals,
+        start: Callable[["LaneRunner", Claimed], None],
+    ) -> None:
+        self.lane = lane
+        self.next_look = 0.0
+        self._owner = owner
+        self._pool = pool
+        self._registry = registry
+        self._config = config
+        self._signals = signals
+        self._start = start
+        self._taken: dict[int, Running] = {}
+        self._wake = asyncio.Event()
+        self._hungry = False
+        self._asleep = False
+        self._full_claims = 0
+        self._floor = START
+        self._floor_token: int = 0
+        self._floor_until = 0.0
+        self._stopped = False
+
+    async def run(self) -> None:
+        while not self._stopped:
+            self._wake.clear()
+            try:
+                await self._fill()
+            except (psycopg.OperationalError, PgError) as error:
+                log.warning("lane %s: no claim, next try soon: %s", self.lane.name, error)
+                self._asleep = False
+                await asyncio.sleep(RETRY * random.uniform(0.8, 1.2))  # noqa: S311
+                continue
+            await self._wake.wait()
+
+    def wake(self) -> None:
+        self._wake.set()
+
+    def stop(self) -> None:
+        """Claim nothing more."""
+        self._stopped = True
+        self._wake.set()
+
+    def follow(self, lane: Lane) -> None:
+        """The lane's row as it is now."""
+        grew = lane.max_slots > self.lane.max_slots or (lane.enabled and not self.lane.enabled)
+        self.lane = lane
+        if grew:
+            self.wake()
+
+    def forget_sleep(self) -> None:
+        """The table of sleepers may have lost this lane."""
+        self._asleep = False
+        self.wake()
+
+    def take(self, running: Running) -> None:
+        self._taken[running.claimed.id] = running
+
+    def free(self, running: Running) -> None:
+        self._taken.pop(running.claimed.id, None)
+        if self._hungry:
+            self._wake.set()
+
+    @property
+    def room(self) -> int:
+        """How many more jobs can run here. A parent that waits for its children takes no room."""
+        busy = len(self._taken)
+        if busy >= self.lane.max_slots:
+            busy = sum(not running.waiting for running in self._taken.values())
+        return self.lane.max_slots - busy
+
+    @property
+    def idle(self) -> bool:
+        return not self._taken
+
+    @property
+    def kinds(self) -> list[str] | None:
+        """The kinds to claim; None for all of the lane's."""
+        known = [kind for kind in self.lane.kinds if kind in self._registry.kinds]
+        return known if len(known) < len(self.lane.kinds) else None
+
+    async def _fill(self) -> None:
+        """Claim until there is no room or nothing to claim; then sleep, in the table's sense."""
+        while not self._stopped:
+            asked = min(self.room, self._config.claim_batch)
+            self._hungry = asked <= 0
+            if self._hungry:
+                return
+            if await self._claim(asked):
+                continue
+            if self._asleep:
+                return
+            await self._do(lanes.fall_asleep(self.lane.name, self._owner))
+            self._asleep = True
+            self._signals.emit("asleep", lane=self.lane.name)
+            for pause in LOOK_AGAIN:
+                await self._claim(min(self.room, self._config.claim_batch))
+                await asyncio.sleep(pause)
+
+    async def _claim(self, asked: int) -> bool:
+        """Claim up to so many. True if there may be more."""
+        if asked <= 0:
+            return False
+        if time.monotonic() > self._floor_until:
+            self._floor, self._floor_token = START, 0
+            self._floor_until = time.monotonic() + self._config.floor_for.total_seconds()
+        from_start = self._floor == START
+        claimed = await self._do(
+            jobs.claim(self.lane.name, self._owner, asked, self.kinds, self._floor, self._floor_token)
+        )
+        claimed.sort(key=_order)
+        for job in claimed:
+            self._start(self, job)
+        if len(claimed) == asked:
+            last = claimed[-1]
+            if not last.adopted:
+                self._floor = (-last.priority, last.id)
+                self._floor_token = last.token_floor or 0
+            self._full_claims += 1
+            if self._full_claims == BUSY_AFTER and self._asleep:
+                await self._do(lanes.wake_up(self.lane.name, self._owner))
+                self._asleep = False
+            return True
+        self._full_claims = 0
+        self._floor, self._floor_token = START, 0
+        return not from_start
+
+    async def _do(self, op: Op[T]) -> T:
+        async with self._pool.connection(who=f"lane {self.lane.name}") as connection:
+            return await run_async(connection, op)
+
+
+def _order(job: Claimed) -> tuple[bool, int, int]:
+    return not job.adopted, -job.priority, job.id

@@ -1,0 +1,1 @@
+"""What one process of the cluster does for all of them."""

@@ -1,0 +1,99 @@
+"""Leadership: a session-level advisory lock, and services that run on the very session that holds it.
+
+When the session is gone the lock is gone, and so is the only way this process had to act. No clock is compared and
+nothing needs to be stopped in time: two leaders can't act at once.
+"""
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Sequence
+
+import psycopg
+from psycopg import AsyncConnection
+
+from kappa.engine.maintenance.services import Service
+from kappa.engine.signals import Signals
+from kappa.engine.store import maintenance
+from kappa.pg.ops import run_async
+from kappa.pg.queries import Row
+
+log = logging.getLogger(__name__)
+
+# A leader whose host vanished must not keep the lock until TCP gives up by itself.
+KEEPALIVE = {
+    "tcp_keepalives_idle": "5",
+    "tcp_keepalives_interval": "2",
+    "tcp_keepalives_count": "3",
+    "tcp_user_timeout": "10000",
+}
+
+
+class Leader:
+    """Tries to lead, and leads."""
+
+    def __init__(self, url: str, services: Sequence[Service], signals: Signals, try_every: float) -> None:
+        self._url = url
+        self._services = services
+        self._signals = signals
+        self._try_every = try_every
+        self._nudged = asyncio.Event()
+        self._due: dict[str, float] = {}
+        self.leading = False
+
+    def nudge(self, service: str = "promoter") -> None:
+        """Something may be due earlier than was known."""
+        for service_name in (service, "cron"):
+            self._due[service_name] = 0.0
+        self._nudged.set()
+
+    def sooner(self, service: str, at: float) -> None:
+        """Something is due at that instant of the loop's clock."""
+        if at < self._due.get(service, 0.0):
+            self._due[service] = at
+            self._nudged.set()
+
+    async def run(self) -> None:
+        while True:
+            try:
+                await self._stand_by_and_lead()
+            except psycopg.OperationalError as error:
+                log.warning("the leader's connection is lost: %s", " ".join(str(error).split()))
+            finally:
+                if self.leading:
+                    self.leading = False
+                    self._signals.emit("not_leading")
+            await asyncio.sleep(self._try_every * random.uniform(0.5, 1.0))  # noqa: S311
+
+    async def _stand_by_and_lead(self) -> None:
+        connection = await AsyncConnection.connect(
+            self._url, autocommit=True, application_name="kappa leader", connect_timeout=10
+        )
+        async with connection:
+            for name, value in KEEPALIVE.items():
+                await connection.execute("SELECT set_config(%s, %s, false)", [name, value])
+            # Asked again and again, not waited for: a statement that waits for a lock holds a snapshot, and that
+            # keeps vacuum from the whole database.
+            while not await run_async(connection, maintenance.try_lead()):
+                await asyncio.sleep(self._try_every * random.uniform(0.8, 1.2))  # noqa: S311
+            self.leading = True
+            self._signals.emit("leading")
+            await self._lead(connection)
+
+    async def _lead(self, connection: AsyncConnection[Row]) -> None:
+        self._due = {service.name: 0.0 for service in self._services}
+        while True:
+            self._nudged.clear()
+            for service in self._services:
+                if time.monotonic() < self._due[service.name]:
+                    continue
+                self._due[service.name] = time.monotonic() + service.every
+                hint = await service.run_once(connection)
+                if hint is not None:
+                    self.sooner(service.name, time.monotonic() + max(hint, 0.01))
+            wait = min(self._due.values()) - time.monotonic()
+            try:
+                await asyncio.wait_for(self._nudged.wait(), max(wait, 0.0))
+            except TimeoutError:
+                continue

@@ -1,0 +1,163 @@
+"""The leader's services. Each is a `run_once` on the leader's connection; the leader brings the loop.
+
+`run_once` gives the seconds until it is due again, if it knows better than its usual interval.
+"""
+
+import logging
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from typing import Protocol
+
+from psycopg import AsyncConnection, sql
+
+from kappa.engine import attempt
+from kappa.engine.errors import EngineError
+from kappa.engine.model import Schedule
+from kappa.engine.registry import Registry
+from kappa.engine.schedule import last_due, next_due
+from kappa.engine.signals import Signals
+from kappa.engine.store import jobs, maintenance
+from kappa.engine.store.jobs import NewJob
+from kappa.engine.store.maintenance import BATCH
+from kappa.pg.ops import run_async
+from kappa.pg.queries import Row
+
+log = logging.getLogger(__name__)
+
+PARTITION_DAYS = 15
+LATE = timedelta(minutes=1)
+"""A due time that is further back counts as missed."""
+
+
+class Service(Protocol):
+    """Something that the leader does now and then."""
+
+    name: str
+    every: float
+
+    async def run_once(self, connection: AsyncConnection[Row], now: datetime | None = None) -> float | None: ...
+
+
+class Reaper:
+    """Clears leases that ran out, so that their jobs are adopted."""
+
+    name = "reaper"
+
+    def __init__(self, signals: Signals, every: float = 15.0) -> None:
+        self.every = every
+        self._signals = signals
+
+    async def run_once(self, connection: AsyncConnection[Row], now: datetime | None = None) -> float | None:
+        while True:
+            reaped = await run_async(connection, maintenance.reap(now))
+            if reaped:
+                self._signals.emit("reaped", count=reaped)
+            if reaped < BATCH:
+                return None
+
+
+class Promoter:
+    """Queues what was scheduled for a time that has come."""
+
+    name = "promoter"
+    every = 10.0
+
+    def __init__(self, signals: Signals) -> None:
+        self._signals = signals
+
+    async def run_once(self, connection: AsyncConnection[Row], now: datetime | None = None) -> float | None:
+        while True:
+            promoted = await run_async(connection, maintenance.promote(now))
+            if promoted:
+                self._signals.emit("promoted", count=promoted)
+            if promoted < BATCH:
+                return await run_async(connection, maintenance.next_due(now))
+
+
+class Expiry:
+    """Cancels what nobody approved in time."""
+
+    name = "expiry"
+    every = 60.0
+
+    async def run_once(self, connection: AsyncConnection[Row], now: datetime | None = None) -> float | None:
+        while await run_async(connection, maintenance.expire(now)) == BATCH:
+            pass
+        return None
+
+
+class Retention:
+    """Deletes finished jobs whose time is over: whole days at once, the day in progress row by row."""
+
+    name = "retention"
+    every = 300.0
+
+    async def run_once(self, connection: AsyncConnection[Row], now: datetime | None = None) -> float | None:
+        await run_async(connection, maintenance.make_partitions(now, PARTITION_DAYS))
+        await run_async(connection, maintenance.keep_referred(now))
+        for table in await run_async(connection, maintenance.past_partitions(now)):
+            await connection.execute(sql.SQL("DROP TABLE kappa.{}").format(sql.Identifier(table)))
+        await run_async(connection, maintenance.delete_expired(now))
+        await run_async(connection, maintenance.forget_sleepers())
+        return None
+
+
+class Cron:
+    """Enqueues what schedules are due. A due time and its job are written in one transaction: it fires once."""
+
+    name = "cron"
+    every = 30.0
+
+    def __init__(self, registry: Registry, signals: Signals) -> None:
+        self._registry = registry
+        self._signals = signals
+
+    async def run_once(self, connection: AsyncConnection[Row], now: datetime | None = None) -> float | None:
+        async with connection.transaction():
+            for schedule, at in await run_async(connection, maintenance.due_schedules(now)):
+                await self._fire(connection, schedule, at, now)
+        return await run_async(connection, maintenance.next_schedule(now))
+
+    async def _fire(
+        self, connection: AsyncConnection[Row], schedule: Schedule, at: datetime, now: datetime | None
+    ) -> None:
+        try:
+            upcoming = next_due(schedule.cron, schedule.timezone, at)
+            if schedule.next_at is None:
+                # New, or changed: nothing was due yet.
+                await run_async(connection, maintenance.advance_schedule(schedule.name, upcoming))
+                return
+            due = last_due(schedule.cron, schedule.timezone, schedule.next_at, at)
+            if schedule.missed == "skip" and at - due > LATE:
+                await run_async(connection, maintenance.advance_schedule(schedule.name, upcoming))
+                return
+            async with connection.transaction():
+                job = await self._enqueue(connection, schedule)
+            await run_async(connection, maintenance.advance_schedule(schedule.name, upcoming, due, job))
+            self._signals.emit("fired", schedule=schedule.name, due=due, job=job)
+        except EngineError as error:
+            delay = attempt.backoff(schedule.failures + 1)
+            log.error("schedule %s did not fire, next try in %.0f s: %s", schedule.name, delay, error)
+            await run_async(connection, maintenance.fail_schedule(schedule.name, str(error), delay, now))
+
+    async def _enqueue(self, connection: AsyncConnection[Row], schedule: Schedule) -> int:
+        handler = self._registry.find(schedule.kind)
+        text = self._registry.dump_payload(schedule.kind, schedule.payload)
+        new = NewJob(
+            schedule.kind,
+            text,
+            schedule.priority,
+            submitted_by=f"schedule {schedule.name}",
+            approved_by=f"schedule {schedule.name}",
+            timeout=handler.timeout if handler else None,
+            max_attempts=handler.max_attempts if handler else 1,
+            always_notify=True,
+        )
+        job = await run_async(connection, jobs.enqueue(new))
+        if job is None:
+            raise EngineError(f"kind {schedule.kind!r} is in no lane")
+        return job
+
+
+def all_services(registry: Registry, signals: Signals) -> Sequence[Service]:
+    return (Reaper(signals), Promoter(signals), Expiry(), Cron(registry, signals), Retention())

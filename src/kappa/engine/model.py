@@ -1,0 +1,175 @@
+"""What the engine speaks of: jobs, their states and the ways between them, lanes, schedules, outcomes."""
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import Any
+
+MAX_LANE_SLOTS = 16
+MAX_ASYNC_SLOTS = 1000
+
+
+class JobState(StrEnum):
+    AWAITING_APPROVAL = "awaiting_approval"
+    SCHEDULED = "scheduled"
+    QUEUED = "queued"
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    TIMED_OUT = "timed_out"
+    CANCELLED = "cancelled"
+
+    @property
+    def terminal(self) -> bool:
+        return not TRANSITIONS[self]
+
+
+_S = JobState
+
+TRANSITIONS: dict[JobState, frozenset[JobState]] = {
+    _S.AWAITING_APPROVAL: frozenset({_S.QUEUED, _S.CANCELLED}),
+    _S.SCHEDULED: frozenset({_S.QUEUED, _S.CANCELLED}),
+    _S.QUEUED: frozenset({_S.RUNNING, _S.CANCELLED}),
+    _S.RUNNING: frozenset({_S.SUCCEEDED, _S.FAILED, _S.TIMED_OUT, _S.CANCELLED, _S.SCHEDULED, _S.QUEUED}),
+    _S.SUCCEEDED: frozenset(),
+    _S.FAILED: frozenset(),
+    _S.TIMED_OUT: frozenset(),
+    _S.CANCELLED: frozenset(),
+}
+"""Every way there is. The statements guard them; this table names them, and tests compare the two."""
+
+
+class Executor(StrEnum):
+    """Where a lane's handlers run."""
+
+    THREAD = "thread"
+    PROCESS = "process"
+    ASYNC = "async"
+    FLEET = "fleet"
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """A row of `lanes`: which kinds, how many at once, how often to look."""
+
+    name: str
+    kinds: tuple[str, ...] = ()
+    max_slots: int = 1
+    poll_interval_ms: int = 2000
+    lease_ttl: timedelta = timedelta(seconds=60)
+    stale_timeout: timedelta = timedelta(minutes=30)
+    enabled: bool = True
+    executor: Executor = Executor.THREAD
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A job as it was read."""
+
+    id: int
+    lane: str
+    kind: str
+    state: JobState
+    priority: int
+    payload: Any
+    created_at: datetime
+    submitted_by: str | None
+    dedup_key: str | None
+    parent_id: int | None
+    spawn_key: str | None
+    retry_of: int | None
+    run_at: datetime | None
+    estimate: Any
+    expires_at: datetime | None
+    approved_by: str | None
+    approved_at: datetime | None
+    timeout: timedelta | None
+    max_attempts: int
+    attempt: int
+    started_at: datetime | None
+    finished_at: datetime | None
+    lease_owner: str | None
+    lease_until: datetime | None
+    waiting: bool
+    reason: str | None
+    result: Any
+    progress_done: float | None
+    progress_total: float | None
+    progress_message: str | None
+    checkpoint: Any
+    error_summary: str | None
+    error_detail: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Enqueued:
+    """What became of an enqueue: a new job, or the live one with the same `dedup_key`."""
+
+    id: int
+    created: bool
+
+    @property
+    def status(self) -> str:
+        return "created" if self.created else "existing"
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """A job under a lease of this worker's."""
+
+    id: int
+    kind: str
+    payload: str
+    attempt: int
+    max_attempts: int
+    claims: int
+    token: int
+    adopted: bool
+    started: bool
+    seconds_left: float
+    cancel_reason: str | None
+    priority: int
+    token_floor: int | None
+    parent_id: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """An outcome: try again, as an attempt that counts, after a while or by the usual backoff."""
+
+    after: timedelta | None = None
+    summary: str = "the handler asked for a retry"
+
+
+@dataclass(frozen=True, slots=True)
+class Snooze:
+    """An outcome: not yet. Runs again after a while; the attempt doesn't use up any."""
+
+    after: timedelta
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """An outcome: this job ends as `cancelled`."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """A row of `schedules`: when to enqueue what."""
+
+    name: str
+    cron: str
+    kind: str
+    payload: Any = None
+    timezone: str = "UTC"
+    priority: int = 0
+    enabled: bool = True
+    missed: str = "fire_once"
+    next_at: datetime | None = None
+    last_at: datetime | None = None
+    last_job: int | None = None
+    failures: int = 0
+    retry_at: datetime | None = None
+    error: str | None = None

@@ -1,0 +1,157 @@
+"""Which function does which kind of job, and with what types and policy."""
+
+import inspect
+import typing
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+from pydantic_core import to_json
+
+from kappa.engine.errors import BadPayload, EngineError, UnknownKind
+
+IDEMPOTENT_ATTEMPTS = 3
+
+
+@dataclass(frozen=True)
+class Handler:
+    """A kind's function and policy."""
+
+    kind: str
+    function: Callable[..., Any]
+    payload: TypeAdapter[Any]
+    result: TypeAdapter[Any]
+    timeout: timedelta | None = None
+    max_attempts: int = 1
+    approval: bool = False
+    estimate: Callable[[Any], Any] | None = None
+    is_async: bool = False
+    takes_payload: bool = True
+    plain: bool = field(default=False, repr=False)
+    """Whether the handler takes any payload as it is."""
+
+    def dump_payload(self, value: Any) -> str:
+        """JSON text of a payload that the type accepts."""
+        try:
+            checked = self.payload.validate_python(value)
+            return self.payload.dump_json(checked).decode()
+        except (ValidationError, ValueError, TypeError) as error:
+            raise BadPayload(f"{self.kind!r} can't take this payload: {_first_fault(error)}") from None
+
+    def load_payload(self, text: str) -> Any:
+        try:
+            return self.payload.validate_json(text)
+        except ValidationError as error:
+            raise BadPayload(f"{self.kind!r} can't take this payload: {_first_fault(error)}") from None
+
+    def dump_estimate(self, payload: str) -> str | None:
+        """What the job will cost, for whoever approves it."""
+        if not self.approval or self.estimate is None:
+            return None
+        return _dump_untyped(self.kind, self.estimate(self.load_payload(payload)))
+
+    def dump_result(self, value: Any) -> str:
+        try:
+            return self.result.dump_json(self.result.validate_python(value)).decode()
+        except (ValidationError, ValueError, TypeError) as error:
+            raise BadPayload(f"{self.kind!r} gave a result that isn't one: {_first_fault(error)}") from None
+
+
+class Registry:
+    """The handlers of one engine."""
+
+    def __init__(self) -> None:
+        self._handlers: dict[str, Handler] = {}
+
+    def add(
+        self,
+        kind: str,
+        function: Callable[..., Any],
+        *,
+        timeout: timedelta | None = None,
+        idempotent: bool = False,
+        max_attempts: int | None = None,
+        approval: bool = False,
+        estimate: Callable[[Any], Any] | None = None,
+    ) -> Handler:
+        if kind in self._handlers:
+            raise EngineError(f"kind {kind!r} has a handler already: {self._handlers[kind].function}")
+        payload, result, takes_payload = _types(kind, function)
+        handler = Handler(
+            kind=kind,
+            function=function,
+            payload=TypeAdapter(payload),
+            result=TypeAdapter(result),
+            timeout=timeout,
+            max_attempts=max_attempts or (IDEMPOTENT_ATTEMPTS if idempotent else 1),
+            approval=approval,
+            estimate=estimate,
+            is_async=inspect.iscoroutinefunction(function),
+            takes_payload=takes_payload,
+            plain=payload is Any,
+        )
+        self._handlers[kind] = handler
+        return handler
+
+    def get(self, kind: str) -> Handler:
+        try:
+            return self._handlers[kind]
+        except KeyError:
+            known = ", ".join(sorted(self._handlers)) or "none"
+            raise UnknownKind(f"no handler for kind {kind!r} (there are: {known})") from None
+
+    def find(self, kind: str) -> Handler | None:
+        return self._handlers.get(kind)
+
+    def dump_payload(self, kind: str, value: Any) -> str:
+        """JSON text of a payload, checked by the kind's type where its handler is known here."""
+        handler = self._handlers.get(kind)
+        return handler.dump_payload(value) if handler else _dump_untyped(kind, value)
+
+    @property
+    def kinds(self) -> frozenset[str]:
+        return frozenset(self._handlers)
+
+
+def _dump_untyped(kind: str, value: Any) -> str:
+    """JSON text of a payload for a kind whose handler lives in another program."""
+    try:
+        return to_json(value).decode()
+    except (ValueError, TypeError) as error:
+        raise BadPayload(f"the payload for {kind!r} is not JSON: {error}") from None
+
+
+def _types(kind: str, function: Callable[..., Any]) -> tuple[Any, Any, bool]:
+    parameters = [
+        parameter
+        for parameter in inspect.signature(function).parameters.values()
+        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+    ]
+    if not 1 <= len(parameters) <= 2:
+        raise EngineError(f"the handler of {kind!r} takes (ctx) or (ctx, payload), not {len(parameters)} parameters")
+    hints = typing.get_type_hints(function)
+    takes_payload = len(parameters) == 2
+    payload = hints.get(parameters[1].name, Any) if takes_payload else Any
+    return payload, _plain_result(hints.get("return", Any)), takes_payload
+
+
+def _plain_result(hint: Any) -> Any:
+    """The result's type without the outcomes that may stand beside it: `Report | Retry` is `Report`."""
+    from kappa.engine.model import Cancel, Retry, Snooze
+
+    members = typing.get_args(hint)
+    outcomes = (Retry, Snooze, Cancel)
+    if not members or not any(member in outcomes for member in members):
+        return hint
+    left = tuple(member for member in members if member not in outcomes)
+    return typing.Union[left] if left else Any  # noqa: UP007
+
+
+def _first_fault(error: Exception) -> str:
+    if not isinstance(error, ValidationError):
+        return " ".join(str(error).split())
+    fault = error.errors(include_url=False, include_input=False)[0]
+    where = ".".join(str(part) for part in fault["loc"])
+    return f"{where}: {fault['msg']}" if where else fault["msg"]

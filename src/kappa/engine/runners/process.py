@@ -1,0 +1,229 @@
+"""Handlers in child processes, for work that keeps a core busy or must be killable.
+
+A child is started when a job needs one and kept for the next. It runs one handler at a time and asks its parent, over a
+pipe, for everything that touches the database; the parent answers through the job's ordinary context, so leases guard
+a child's writes as they do a thread's.
+"""
+
+import multiprocessing
+import threading
+import traceback
+from collections.abc import Generator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection as PipeEnd
+from multiprocessing.context import SpawnProcess
+from typing import TYPE_CHECKING, Any, cast
+
+import psycopg
+from psycopg import Connection
+
+from kappa.engine import attempt
+from kappa.engine.context import JobContext, Running
+from kappa.engine.errors import EngineError, JobFailed, LeaseLost
+from kappa.engine.model import JobState
+from kappa.engine.store import jobs
+from kappa.engine.store.jobs import Finish
+from kappa.pg.ops import run
+from kappa.pg.queries import Row
+
+if TYPE_CHECKING:
+    Pipe = PipeEnd[Any, Any]
+else:
+    Pipe = PipeEnd
+
+# What a child may ask of its job's context.
+QUESTIONS = ("progress", "checkpoint", "last_checkpoint", "spawn", "gather", "raise_if_cancelled")
+
+
+COMMITTED = object()
+"""What `call` gives for a handler whose own transaction settled its job."""
+
+
+class ChildDied(EngineError):
+    """The process of a handler ended without a word."""
+
+
+class ChildContext:
+    """A job's context as seen from the child: every question goes to the parent."""
+
+    def __init__(self, pipe: Pipe, facts: dict[str, Any]) -> None:
+        self._pipe = pipe
+        self._url: str = facts["url"]
+        self._connection: Connection[Row] | None = None
+        self.job_id: int = facts["job_id"]
+        self.kind: str = facts["kind"]
+        self.lane: str = facts["lane"]
+        self.attempt: int = facts["attempt"]
+        self.max_attempts: int = facts["max_attempts"]
+
+    def _ask(self, name: str, *args: Any, **named: Any) -> Any:
+        self._pipe.send(("ask", name, args, named))
+        good, answer = self._pipe.recv()
+        if not good:
+            raise answer
+        return answer
+
+    @property
+    def cancelled(self) -> bool:
+        return self._ask("cancelled")
+
+    @property
+    def lease_lost(self) -> bool:
+        return self._ask("lease_lost")
+
+    def raise_if_cancelled(self) -> None:
+        self._ask("raise_if_cancelled")
+
+    def progress(self, done: float, total: float | None = None, message: str | None = None) -> None:
+        self._ask("progress", done, total, message)
+
+    def checkpoint(self, value: Any) -> None:
+        self._ask("checkpoint", value)
+
+    def last_checkpoint(self) -> Any:
+        return self._ask("last_checkpoint")
+
+    def spawn(self, kind: str, payload: Any = None, *, key: str | None = None, priority: int = 0) -> str:
+        return self._ask("spawn", kind, payload, key=key, priority=priority)
+
+    def gather(self, *keys: str) -> list[Any]:
+        return self._ask("gather", *keys)
+
+    @contextmanager
+    def transaction(self) -> Generator[Connection[Row]]:
+        """As in a thread, on a connection of the child's own."""
+        if self._connection is None:
+            self._connection = psycopg.connect(self._url, application_name=f"kappa job {self.job_id}")
+        with self._connection.transaction():
+            yield self._connection
+
+    def end(self, value: Any) -> tuple[Any, ...]:
+        """What to tell the parent when the handler returned; its own transaction ends with it."""
+        if self._connection is None:
+            return ("returned", value)
+        outcome = self._ask("outcome", value)
+        with self._connection as connection:
+            if not isinstance(outcome, Finish) or outcome.state is not JobState.SUCCEEDED:
+                connection.rollback()
+                return ("returned", value)
+            if not run(connection, jobs.settle([outcome])):
+                connection.rollback()
+                raise LeaseLost(f"the lease of job {self.job_id} is lost: nothing was written")
+        return ("committed",)
+
+    def abandon(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+
+
+class Children:
+    """The child processes of one worker."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._context = multiprocessing.get_context("spawn")
+        self._idle: list[tuple[SpawnProcess, Pipe]] = []
+        self._busy: dict[int, SpawnProcess] = {}
+        self._lock = threading.Lock()
+
+    def call(self, running: Running, context: JobContext) -> Any:
+        """In a thread: run the handler in a child and give what it returned, or raise what it raised."""
+        process, pipe = self._take(running)
+        try:
+            facts = {name: getattr(context, name) for name in ("job_id", "kind", "lane", "attempt", "max_attempts")}
+            facts["url"] = self._url
+            handler = running.handler
+            payload = handler.load_payload(running.claimed.payload) if handler.takes_payload else None
+            pipe.send((handler.function, handler.takes_payload, payload, facts))
+            return self._converse(pipe, context, running)
+        except (EOFError, OSError) as error:
+            process.kill()
+            process.join()
+            raise ChildDied(f"the process of job {context.job_id} ended with code {process.exitcode}") from error
+        finally:
+            with self._lock:
+                self._busy.pop(running.claimed.id, None)
+                if process.is_alive():
+                    self._idle.append((process, pipe))
+                else:
+                    pipe.close()
+
+    def kill(self, running: Running) -> None:
+        with self._lock:
+            process = self._busy.get(running.claimed.id)
+        if process is not None:
+            process.kill()
+
+    def close(self) -> None:
+        with self._lock:
+            idle, self._idle = self._idle, []
+            busy = list(self._busy.values())
+        for process in [*busy, *(process for process, _ in idle)]:
+            process.kill()
+            process.join()
+        for _, pipe in idle:
+            pipe.close()
+
+    def _take(self, running: Running) -> tuple[SpawnProcess, Pipe]:
+        with self._lock:
+            while self._idle:
+                process, pipe = self._idle.pop()
+                if process.is_alive():
+                    self._busy[running.claimed.id] = process
+                    return process, pipe
+                pipe.close()
+        ours, theirs = cast("tuple[Pipe, Pipe]", self._context.Pipe())
+        process = self._context.Process(target=serve, args=(theirs,), name="kappa-child", daemon=True)
+        process.start()
+        theirs.close()
+        with self._lock:
+            self._busy[running.claimed.id] = process
+        return process, ours
+
+    def _converse(self, pipe: Pipe, context: JobContext, running: Running) -> Any:
+        while True:
+            match pipe.recv():
+                case ("ask", "outcome", (value,), _):
+                    pipe.send((True, attempt.of_value(running, value)))
+                case ("committed",):
+                    return COMMITTED
+                case ("ask", str() as name, args, named):
+                    pipe.send(_answer(context, name, args, named))
+                case ("returned", value):
+                    return value
+                case ("raised", error, trace):
+                    error.add_note(trace)
+                    raise error
+                case other:
+                    raise EngineError(f"a child said {other!r}")
+
+
+def _answer(context: JobContext, name: str, args: tuple[Any, ...], named: dict[str, Any]) -> tuple[bool, Any]:
+    try:
+        if name in ("cancelled", "lease_lost"):
+            return True, getattr(context, name)
+        if name not in QUESTIONS:
+            raise EngineError(f"a child asked for {name!r}")
+        return True, getattr(context, name)(*args, **named)
+    except Exception as error:
+        return False, error
+
+
+def serve(pipe: Pipe) -> None:
+    """In the child: handlers, one after the other, until the parent is gone."""
+    while True:
+        try:
+            function, takes_payload, payload, facts = pipe.recv()
+        except EOFError:
+            return
+        context = ChildContext(pipe, facts)
+        try:
+            value = function(context, payload) if takes_payload else function(context)
+            answer = context.end(value)
+        except Exception as error:
+            context.abandon()
+            answer = ("raised", error, traceback.format_exc())
+        try:
+            pipe.send(answer)
+        except (TypeError, AttributeError, ValueError) as unpicklable:
+            pipe.send(("raised", JobFailed(f"what the handler gave can't leave its process: {unpicklable}"), ""))

@@ -1,0 +1,302 @@
+"""Statements about jobs: in, through a lease, and out.
+
+Whatever an owner writes is guarded by id, state and lease token; what comes back is what was still its own.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from kappa.engine.model import Claimed, Job, JobState
+from kappa.pg import queries
+from kappa.pg.ops import Op, nothing
+from kappa.pg.queries import Query, Row
+
+sql = queries.beside(__file__)
+ENQUEUE = sql["enqueue"]
+ENQUEUED_BEFORE = sql["enqueued_before"]
+LANE_OF_KIND = sql["lane_of_kind"]
+COPY_IN = sql["copy_in"]
+WAKE = sql["wake"]
+ANNOUNCE_DUE = sql["announce_due"]
+CLAIM = sql["claim"]
+MARK_STARTED = sql["mark_started"]
+RENEW = sql["renew"]
+SETTLE_SUCCEEDED = sql["settle_succeeded"]
+SETTLE = sql["settle"]
+PUT_BACK = sql["put_back"]
+RELEASE = sql["release"]
+PROGRESS = sql["progress"]
+CHECKPOINT = sql["checkpoint"]
+READ_CHECKPOINT = sql["read_checkpoint"]
+BEGIN_WAITING = sql["begin_waiting"]
+LOCK_LANE = sql["lock_lane"]
+END_WAITING = sql["end_waiting"]
+HOLDS = sql["holds"]
+HOLD = sql["hold"]
+CHILDREN = sql["children"]
+CHILD = sql["child"]
+APPROVE = sql["approve"]
+CANCEL_BEFORE_START = sql["cancel_before_start"]
+REQUEST_CANCEL = sql["request_cancel"]
+PRIORITISE = sql["prioritise"]
+SHOW = sql["show"]
+LIST_JOBS = sql["list_jobs"]
+COUNT_BY_STATE = sql["count_by_state"]
+
+
+@dataclass(frozen=True, slots=True)
+class NewJob:
+    """What goes into a row of `jobs`. The payload is JSON text."""
+
+    kind: str
+    payload: str
+    priority: int = 0
+    submitted_by: str | None = None
+    dedup_key: str | None = None
+    parent_id: int | None = None
+    spawn_key: str | None = None
+    retry_of: int | None = None
+    run_at: datetime | None = None
+    delay: timedelta | None = None
+    approval: bool = False
+    estimate: str | None = None
+    approved_by: str | None = None
+    timeout: timedelta | None = None
+    max_attempts: int = 1
+    always_notify: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """A terminal settlement."""
+
+    id: int
+    token: int
+    state: JobState
+    result: str | None = None
+    reason: str | None = None
+    summary: str | None = None
+    detail: str | None = None
+    started: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class PutBack:
+    """A settlement that isn't terminal. Without a delay the job is queued at once."""
+
+    id: int
+    token: int
+    delay: float = 0.0
+    snoozed: bool = False
+    summary: str | None = None
+    detail: str | None = None
+    started: bool = True
+
+
+def _first(rows: list[Row]) -> Any:
+    return rows[0][0] if rows else None
+
+
+def _first_column(rows: list[Row]) -> set[int]:
+    return {row[0] for row in rows}
+
+
+def _any(rows: list[Row]) -> bool:
+    return bool(rows)
+
+
+def enqueue(job: NewJob) -> Op[int | None]:
+    """The new job's id; None if the kind has no lane or the job is there already."""
+    names = NewJob.__dataclass_fields__
+    return Op(ENQUEUE, {name: getattr(job, name) for name in names}, _first)
+
+
+def enqueued_before(job: NewJob) -> Op[int | None]:
+    keys = {"dedup_key": job.dedup_key, "parent_id": job.parent_id, "spawn_key": job.spawn_key}
+    return Op(ENQUEUED_BEFORE, keys, _first)
+
+
+def lane_of_kind(kind: str) -> Op[str | None]:
+    """The lane of a kind, which can't change before the caller's transaction ends."""
+    return Op(LANE_OF_KIND, {"kind": kind}, _first)
+
+
+def wake(lane: str) -> Op[None]:
+    return Op(WAKE, {"lane": lane}, nothing)
+
+
+def announce_due(run_at: datetime) -> Op[None]:
+    return Op(ANNOUNCE_DUE, {"run_at": run_at}, nothing)
+
+
+def claim(
+    lane: str,
+    owner: str,
+    capacity: int,
+    kinds: Sequence[str] | None = None,
+    floor: tuple[int, int] = (-32769, 0),
+    floor_token: int = 0,
+) -> Op[list[Claimed]]:
+    """Orphans first, then queued jobs, as many as the lane has slots for."""
+    params = {
+        "lane": lane,
+        "owner": owner,
+        "capacity": capacity,
+        "kinds": list(kinds) if kinds is not None else None,
+        "floor_rank": floor[0],
+        "floor_id": floor[1],
+        "floor_token": floor_token,
+    }
+    return Op(CLAIM, params, lambda rows: [Claimed(*row) for row in rows], binary=True)
+
+
+def _held(query: Query, held: Sequence[tuple[int, int]], read: Callable[[list[Row]], Any]) -> Op[Any]:
+    return Op(query, {"ids": [job for job, _ in held], "tokens": [token for _, token in held]}, read)
+
+
+def mark_started(held: Sequence[tuple[int, int]]) -> Op[set[int]]:
+    return _held(MARK_STARTED, held, _first_column)
+
+
+def renew(held: Sequence[tuple[int, int]]) -> Op[dict[int, str | None]]:
+    """The jobs whose lease was renewed, each with the reason if it should be cancelled."""
+    return _held(RENEW, held, lambda rows: {row[0]: row[1] for row in rows})
+
+
+def release(held: Sequence[tuple[int, int]]) -> Op[set[int]]:
+    return _held(RELEASE, held, _first_column)
+
+
+def settle_succeeded(held: Sequence[tuple[int, int]]) -> Op[set[int]]:
+    return _held(SETTLE_SUCCEEDED, held, _first_column)
+
+
+def settle(finished: Sequence[Finish]) -> Op[set[int]]:
+    params = {
+        "ids": [one.id for one in finished],
+        "tokens": [one.token for one in finished],
+        "states": [one.state.value for one in finished],
+        "results": [one.result for one in finished],
+        "reasons": [one.reason for one in finished],
+        "summaries": [one.summary for one in finished],
+        "details": [one.detail for one in finished],
+        "started": [one.started for one in finished],
+    }
+    return Op(SETTLE, params, _first_column)
+
+
+def put_back(jobs: Sequence[PutBack]) -> Op[set[int]]:
+    params = {
+        "ids": [one.id for one in jobs],
+        "tokens": [one.token for one in jobs],
+        "delays": [one.delay for one in jobs],
+        "snoozed": [one.snoozed for one in jobs],
+        "summaries": [one.summary for one in jobs],
+        "details": [one.detail for one in jobs],
+        "started": [one.started for one in jobs],
+    }
+    return Op(PUT_BACK, params, _first_column)
+
+
+def progress(
+    reports: Sequence[tuple[int, int, float | None, float | None, str | None]],
+) -> Op[set[int]]:
+    """Reports of (id, token, done, total, message)."""
+    columns: list[list[Any]] = [[report[at] for report in reports] for at in range(5)]
+    names = ("ids", "tokens", "done", "total", "messages")
+    return Op(PROGRESS, dict(zip(names, columns, strict=True)), _first_column)
+
+
+def checkpoint(job_id: int, token: int, value: str) -> Op[bool]:
+    return Op(CHECKPOINT, {"id": job_id, "token": token, "value": value}, _any)
+
+
+def read_checkpoint(job_id: int, token: int) -> Op[list[Any]]:
+    """A list with the checkpoint, or an empty one if the lease is lost."""
+    return Op(READ_CHECKPOINT, {"id": job_id, "token": token}, lambda rows: [row[0] for row in rows])
+
+
+def begin_waiting(job_id: int, token: int) -> Op[bool]:
+    return Op(BEGIN_WAITING, {"id": job_id, "token": token}, _any)
+
+
+def lock_lane(lane: str) -> Op[None]:
+    return Op(LOCK_LANE, {"lane": lane}, nothing)
+
+
+def end_waiting(job_id: int, token: int) -> Op[bool]:
+    return Op(END_WAITING, {"id": job_id, "token": token}, _any)
+
+
+def holds(job_id: int, token: int) -> Op[bool]:
+    return Op(HOLDS, {"id": job_id, "token": token}, _any)
+
+
+def hold(job_id: int, token: int) -> Op[bool]:
+    """As `holds`, and so until the transaction ends."""
+    return Op(HOLD, {"id": job_id, "token": token}, _any)
+
+
+def children(parent_id: int, keys: Sequence[str]) -> Op[dict[str, tuple[int, JobState, Any, str | None]]]:
+    """For each spawn key: the child's id, state, result and error summary."""
+    return Op(
+        CHILDREN,
+        {"parent_id": parent_id, "keys": list(keys)},
+        lambda rows: {row[0]: (row[1], JobState(row[2]), row[3], row[4]) for row in rows},
+    )
+
+
+def child(parent_id: int, spawn_key: str) -> Op[int | None]:
+    return Op(CHILD, {"parent_id": parent_id, "spawn_key": spawn_key}, _first)
+
+
+def approve(job_id: int, by: str, now: datetime | None = None) -> Op[bool]:
+    return Op(APPROVE, {"id": job_id, "by": by, "now": now}, _any)
+
+
+def cancel_before_start(job_id: int, states: Sequence[JobState], reason: str) -> Op[bool]:
+    from_states = [state.value for state in states]
+    return Op(CANCEL_BEFORE_START, {"id": job_id, "from_states": from_states, "reason": reason}, _any)
+
+
+def request_cancel(job_id: int, reason: str) -> Op[bool]:
+    return Op(REQUEST_CANCEL, {"id": job_id, "reason": reason}, _any)
+
+
+def prioritise(job_id: int, priority: int) -> Op[bool]:
+    return Op(PRIORITISE, {"id": job_id, "priority": priority}, _any)
+
+
+def show(job_id: int) -> Op[Job | None]:
+    return Op(SHOW, {"id": job_id}, lambda rows: _job(rows[0]) if rows else None)
+
+
+def list_jobs(
+    *,
+    states: Sequence[JobState] | None = None,
+    kinds: Sequence[str] | None = None,
+    lane: str | None = None,
+    before: int | None = None,
+    limit: int = 50,
+) -> Op[list[Job]]:
+    """The newest first; `before` is the last id of the page before."""
+    params = {
+        "states": [state.value for state in states] if states is not None else None,
+        "kinds": list(kinds) if kinds is not None else None,
+        "lane": lane,
+        "before": before,
+        "limit": limit,
+    }
+    return Op(LIST_JOBS, params, lambda rows: [_job(row) for row in rows])
+
+
+def count_by_state() -> Op[dict[tuple[str, JobState], int]]:
+    return Op(COUNT_BY_STATE, {}, lambda rows: {(row[0], JobState(row[1])): row[2] for row in rows})
+
+
+def _job(row: Row) -> Job:
+    values = list(row)
+    values[3] = JobState(values[3])
+    return Job(*values)

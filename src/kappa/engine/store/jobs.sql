@@ -1,0 +1,256 @@
+-- name: enqueue
+-- No row comes back when the kind has no lane or a live job has the dedup key. Sleepers are told by the statement
+-- that made the job, and nobody is told when nobody sleeps: NOTIFY takes a lock that all commits share.
+WITH made AS (
+    INSERT INTO kappa.jobs (lane, kind, state, priority, payload, submitted_by, dedup_key, parent_id, spawn_key, retry_of,
+                            run_at, estimate, expires_at, approved_by, approved_at, timeout, max_attempts)
+    SELECT k.lane, k.kind,
+           (CASE WHEN %(approval)s::boolean THEN 'awaiting_approval'
+                 WHEN due.at > now() THEN 'scheduled'
+                 ELSE 'queued' END)::kappa.job_state,
+           %(priority)s::smallint, %(payload)s::jsonb, %(submitted_by)s::text, %(dedup_key)s::text,
+           %(parent_id)s::bigint, %(spawn_key)s::text, %(retry_of)s::bigint,
+           CASE WHEN NOT %(approval)s::boolean AND due.at > now() THEN due.at END,
+           %(estimate)s::jsonb,
+           CASE WHEN %(approval)s::boolean
+                THEN now() + (SELECT approval_wait FROM kappa.engine_settings) END,
+           %(approved_by)s::text, CASE WHEN %(approved_by)s::text IS NOT NULL THEN now() END,
+           %(timeout)s::interval, %(max_attempts)s::smallint
+      FROM kappa.lane_kinds AS k,
+           (SELECT coalesce(%(run_at)s::timestamptz, now() + %(delay)s::interval) AS at) AS due
+     WHERE k.kind = %(kind)s::text
+    ON CONFLICT DO NOTHING
+    RETURNING id, lane, state, run_at
+), told AS (
+    SELECT pg_notify('kappa_wake', made.lane) FROM made
+     WHERE state = 'queued' AND (%(always_notify)s::boolean
+           OR EXISTS (SELECT FROM kappa.sleepers AS s WHERE s.lane = made.lane))
+    UNION ALL
+    SELECT pg_notify('kappa_due', extract(epoch FROM made.run_at)::text) FROM made WHERE state = 'scheduled'
+)
+SELECT made.id, (SELECT count(*) FROM told) FROM made;
+
+-- name: enqueued_before
+SELECT id FROM kappa.jobs
+ WHERE dedup_key = %(dedup_key)s::text
+    OR (parent_id = %(parent_id)s::bigint AND spawn_key = %(spawn_key)s::text)
+ LIMIT 1;
+
+-- name: lane_of_kind
+SELECT lane FROM kappa.lane_kinds WHERE kind = %(kind)s FOR SHARE;
+
+-- name: copy_in
+COPY kappa.jobs (lane, kind, state, priority, payload, submitted_by, run_at, timeout, max_attempts)
+FROM STDIN (FORMAT binary);
+
+-- name: wake
+SELECT pg_notify('kappa_wake', %(lane)s::text)
+ WHERE EXISTS (SELECT FROM kappa.sleepers AS s WHERE s.lane = %(lane)s::text);
+
+-- name: announce_due
+SELECT pg_notify('kappa_due', extract(epoch FROM %(run_at)s::timestamptz)::text);
+
+-- name: claim
+SELECT * FROM kappa.claim(%(lane)s::text, %(owner)s::text, %(capacity)s::int, %(kinds)s::text[],
+                          %(floor_rank)s::int, %(floor_id)s::bigint, %(floor_token)s::bigint);
+
+-- name: mark_started
+UPDATE kappa.jobs AS j
+   SET attempt = j.attempt + 1, attempt_started_at = now(), started_at = coalesce(j.started_at, now())
+  FROM unnest(%(ids)s::bigint[], %(tokens)s::bigint[]) AS s (id, token)
+ WHERE j.id = s.id AND j.lease_token = s.token AND j.state = 'running' AND j.attempt_started_at IS NULL
+RETURNING j.id;
+
+-- name: renew
+-- Every job of an owner at once. What doesn't come back is lost.
+UPDATE kappa.jobs AS j
+   SET lease_until = now() + l.lease_ttl
+  FROM unnest(%(ids)s::bigint[], %(tokens)s::bigint[]) AS held (id, token), kappa.lanes AS l
+ WHERE j.id = held.id AND j.lease_token = held.token AND j.state = 'running' AND l.name = j.lane
+RETURNING j.id, j.cancel_reason;
+
+-- name: settle_succeeded
+-- The quickest way out, for jobs that have nothing to say.
+WITH done AS (
+    DELETE FROM kappa.jobs AS j
+     USING unnest(%(ids)s::bigint[], %(tokens)s::bigint[]) AS d (id, token)
+     WHERE j.id = d.id AND j.lease_token = d.token AND j.state = 'running'
+    RETURNING j.*
+), kept AS (
+    INSERT INTO kappa.finished_jobs (
+        id, lane, kind, state, priority, payload, created_at, submitted_by, dedup_key, parent_id, spawn_key, retry_of,
+        estimate, approved_by, approved_at, timeout, max_attempts, attempt, started_at, finished_at,
+        progress_done, progress_total, progress_message, checkpoint, error_summary, error_detail, keep_until)
+    SELECT id, lane, kind, 'succeeded', priority, payload, created_at, submitted_by, dedup_key, parent_id, spawn_key,
+           retry_of, estimate, approved_by, approved_at, timeout, max_attempts,
+           attempt + (attempt_started_at IS NULL)::int, coalesce(started_at, now()), now(),
+           progress_done, progress_total, progress_message, checkpoint, error_summary, error_detail,
+           now() + (SELECT keep_done FROM kappa.engine_settings)
+      FROM done
+)
+SELECT id, CASE WHEN parent_id IS NOT NULL THEN pg_notify('kappa_job', 'child ' || parent_id) END FROM done;
+
+-- name: settle
+WITH outcome AS (
+    SELECT * FROM unnest(%(ids)s::bigint[], %(tokens)s::bigint[], %(states)s::text[], %(results)s::text[],
+                         %(reasons)s::text[], %(summaries)s::text[], %(details)s::text[], %(started)s::boolean[])
+               AS o (id, token, new_state, new_result, new_reason, summary, detail, really_started)
+), done AS (
+    DELETE FROM kappa.jobs AS j
+     USING outcome AS o
+     WHERE j.id = o.id AND j.lease_token = o.token AND j.state = 'running'
+    RETURNING j.*, o.new_state, o.new_result, o.new_reason, o.summary, o.detail, o.really_started
+), kept AS (
+    INSERT INTO kappa.finished_jobs (
+        id, lane, kind, state, priority, payload, created_at, submitted_by, dedup_key, parent_id, spawn_key, retry_of,
+        estimate, approved_by, approved_at, timeout, max_attempts, attempt, started_at, finished_at, reason, result,
+        progress_done, progress_total, progress_message, checkpoint, error_summary, error_detail, keep_until)
+    SELECT id, lane, kind, new_state::kappa.job_state, priority, payload, created_at, submitted_by, dedup_key,
+           parent_id, spawn_key, retry_of, estimate, approved_by, approved_at, timeout, max_attempts,
+           attempt + (really_started AND attempt_started_at IS NULL)::int,
+           CASE WHEN really_started THEN coalesce(started_at, now()) ELSE started_at END,
+           now(), new_reason, new_result::jsonb,
+           progress_done, progress_total, progress_message, checkpoint,
+           coalesce(summary, error_summary), coalesce(detail, error_detail),
+           now() + CASE WHEN new_state IN ('succeeded', 'cancelled') THEN s.keep_done ELSE s.keep_failed END
+      FROM done, kappa.engine_settings AS s
+)
+SELECT id, CASE WHEN parent_id IS NOT NULL THEN pg_notify('kappa_job', 'child ' || parent_id) END FROM done;
+
+-- name: put_back
+-- Out of a lease and not finished: to run again later (an attempt that counts, or a snooze), or at once if it was
+-- never begun. A lost attempt is one of these.
+WITH back AS (
+    SELECT * FROM unnest(%(ids)s::bigint[], %(tokens)s::bigint[], %(delays)s::double precision[],
+                         %(snoozed)s::boolean[], %(summaries)s::text[], %(details)s::text[], %(started)s::boolean[])
+               AS b (id, token, delay, snoozed, summary, detail, really_started)
+), moved AS (
+    UPDATE kappa.jobs AS j
+       SET state = (CASE WHEN b.delay > 0 THEN 'scheduled' ELSE 'queued' END)::kappa.job_state,
+           run_at = CASE WHEN b.delay > 0 THEN now() + make_interval(secs => b.delay) END,
+           attempt = j.attempt + (b.really_started AND j.attempt_started_at IS NULL)::int,
+           max_attempts = j.max_attempts + b.snoozed::int,
+           started_at = CASE WHEN b.really_started THEN coalesce(j.started_at, now()) ELSE j.started_at END,
+           attempt_started_at = NULL, lease_owner = NULL, lease_token = NULL, lease_until = NULL, waiting = false,
+           error_summary = coalesce(b.summary, j.error_summary), error_detail = coalesce(b.detail, j.error_detail)
+      FROM back AS b
+     WHERE j.id = b.id AND j.lease_token = b.token AND j.state = 'running'
+    RETURNING j.id, j.lane, j.run_at
+), told AS (
+    SELECT pg_notify('kappa_due', extract(epoch FROM min(run_at))::text) FROM moved HAVING min(run_at) IS NOT NULL
+    UNION ALL
+    SELECT pg_notify('kappa_wake', lane) FROM moved WHERE run_at IS NULL GROUP BY lane
+)
+SELECT id, (SELECT count(*) FROM told) FROM moved;
+
+-- name: release
+-- At the end of a grace period: the lease is given up, so that another owner adopts the job at once.
+WITH freed AS (
+    UPDATE kappa.jobs AS j
+       SET lease_owner = NULL, lease_token = NULL, lease_until = NULL
+      FROM unnest(%(ids)s::bigint[], %(tokens)s::bigint[]) AS held (id, token)
+     WHERE j.id = held.id AND j.lease_token = held.token AND j.state = 'running'
+    RETURNING j.id, j.lane
+), told AS (
+    SELECT pg_notify('kappa_wake', lane) FROM freed GROUP BY lane
+)
+SELECT id, (SELECT count(*) FROM told) FROM freed;
+
+-- name: progress
+UPDATE kappa.jobs AS j
+   SET progress_done = p.done, progress_total = p.total, progress_message = p.message
+  FROM unnest(%(ids)s::bigint[], %(tokens)s::bigint[], %(done)s::double precision[],
+              %(total)s::double precision[], %(messages)s::text[]) AS p (id, token, done, total, message)
+ WHERE j.id = p.id AND j.lease_token = p.token AND j.state = 'running'
+RETURNING j.id;
+
+-- name: checkpoint
+UPDATE kappa.jobs SET checkpoint = %(value)s::jsonb
+ WHERE id = %(id)s AND lease_token = %(token)s AND state = 'running'
+RETURNING id;
+
+-- name: read_checkpoint
+SELECT checkpoint FROM kappa.jobs WHERE id = %(id)s AND lease_token = %(token)s AND state = 'running';
+
+-- name: begin_waiting
+-- A parent that waits for its children gives its slot to others.
+UPDATE kappa.jobs SET waiting = true
+ WHERE id = %(id)s AND lease_token = %(token)s AND state = 'running'
+RETURNING id, pg_notify('kappa_wake', lane);
+
+-- name: lock_lane
+SELECT pg_advisory_xact_lock(1262568289, hashtext(%(lane)s));
+
+-- name: end_waiting
+-- Under the lane's lock, as a claim: only where a slot is free.
+UPDATE kappa.jobs AS j SET waiting = false
+ WHERE j.id = %(id)s AND j.lease_token = %(token)s AND j.state = 'running'
+   AND (SELECT count(*) FROM kappa.jobs AS r WHERE r.lane = j.lane AND r.state = 'running' AND NOT r.waiting)
+       < (SELECT max_slots FROM kappa.lanes AS l WHERE l.name = j.lane)
+RETURNING j.id;
+
+-- name: holds
+SELECT 1 FROM kappa.jobs WHERE id = %(id)s AND lease_token = %(token)s AND state = 'running';
+
+-- name: children
+SELECT spawn_key, id, state::text, result, error_summary FROM kappa.all_jobs
+ WHERE parent_id = %(parent_id)s AND spawn_key = ANY (%(keys)s::text[]);
+
+-- name: child
+SELECT id FROM kappa.all_jobs WHERE parent_id = %(parent_id)s AND spawn_key = %(spawn_key)s LIMIT 1;
+
+-- name: approve
+WITH moved AS (
+    UPDATE kappa.jobs
+       SET state = 'queued', expires_at = NULL, approved_by = %(by)s::text, approved_at = now()
+     WHERE id = %(id)s AND state = 'awaiting_approval' AND expires_at > coalesce(%(now)s::timestamptz, now())
+    RETURNING id, lane
+)
+SELECT id, pg_notify('kappa_wake', lane) FROM moved;
+
+-- name: cancel_before_start
+WITH done AS (
+    DELETE FROM kappa.jobs
+     WHERE id = %(id)s AND state::text = ANY (%(from_states)s::text[])
+    RETURNING *
+), kept AS (
+    INSERT INTO kappa.finished_jobs (
+        id, lane, kind, state, priority, payload, created_at, submitted_by, dedup_key, parent_id, spawn_key, retry_of,
+        estimate, approved_by, approved_at, timeout, max_attempts, attempt, started_at, finished_at, reason,
+        progress_done, progress_total, progress_message, checkpoint, error_summary, error_detail, keep_until)
+    SELECT id, lane, kind, 'cancelled', priority, payload, created_at, submitted_by, dedup_key, parent_id, spawn_key,
+           retry_of, estimate, approved_by, approved_at, timeout, max_attempts, attempt, started_at, now(),
+           %(reason)s::text, progress_done, progress_total, progress_message, checkpoint, error_summary, error_detail,
+           now() + (SELECT keep_done FROM kappa.engine_settings)
+      FROM done
+)
+SELECT id, CASE WHEN parent_id IS NOT NULL THEN pg_notify('kappa_job', 'child ' || parent_id) END FROM done;
+
+-- name: request_cancel
+UPDATE kappa.jobs SET cancel_reason = coalesce(cancel_reason, %(reason)s::text)
+ WHERE id = %(id)s AND state = 'running'
+RETURNING id, pg_notify('kappa_job', 'cancel ' || id);
+
+-- name: prioritise
+UPDATE kappa.jobs SET priority = %(priority)s
+ WHERE id = %(id)s AND state IN ('awaiting_approval', 'scheduled', 'queued')
+RETURNING id;
+
+-- name: show
+SELECT * FROM kappa.all_jobs WHERE id = %(id)s LIMIT 1;
+
+-- name: list_jobs
+SELECT * FROM kappa.all_jobs
+ WHERE (%(states)s::text[] IS NULL OR state::text = ANY (%(states)s::text[]))
+   AND (%(kinds)s::text[] IS NULL OR kind = ANY (%(kinds)s::text[]))
+   AND (%(lane)s::text IS NULL OR lane = %(lane)s::text)
+   AND id < coalesce(%(before)s::bigint, 9223372036854775807)
+ ORDER BY id DESC
+ LIMIT %(limit)s::int;
+
+-- name: count_by_state
+SELECT lane, state::text, count(*) FROM kappa.jobs GROUP BY lane, state;
+
+-- name: hold
+-- The row stays this owner's until the end of the transaction.
+SELECT 1 FROM kappa.jobs WHERE id = %(id)s AND lease_token = %(token)s AND state = 'running' FOR UPDATE;

@@ -1,0 +1,58 @@
+"""Statements about lanes."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from kappa.engine.model import Executor, Lane
+from kappa.pg import queries
+from kappa.pg.ops import Op, nothing
+from kappa.pg.queries import Row
+
+sql = queries.beside(__file__)
+READ_LANES = sql["read_lanes"]
+LOOK = sql["look"]
+DECLARE_LANE = sql["declare_lane"]
+EDIT_LANE = sql["edit_lane"]
+FALL_ASLEEP = sql["fall_asleep"]
+WAKE_UP = sql["wake_up"]
+LEAVE = sql["leave"]
+
+COLUMNS = ("kinds", "max_slots", "poll_interval_ms", "lease_ttl", "stale_timeout", "enabled", "executor")
+
+
+def _lane(row: Row) -> Lane:
+    name, kinds, slots, poll, ttl, stale, enabled, executor = row[:8]
+    return Lane(name, tuple(kinds), slots, poll, ttl, stale, enabled, Executor(executor))
+
+
+def read_lanes() -> Op[list[Lane]]:
+    return Op(READ_LANES, {}, lambda rows: [_lane(row) for row in rows])
+
+
+def look(names: Sequence[str]) -> Op[list[tuple[Lane, bool]]]:
+    """The lanes' rows, each with whether there is something to claim."""
+    return Op(LOOK, {"names": list(names)}, lambda rows: [(_lane(row), row[8]) for row in rows])
+
+
+def declare_lane(lane: Lane) -> Op[None]:
+    """Make the lane if there is none; one that exists only learns the kinds that it lacks."""
+    params = {column: getattr(lane, column) for column in COLUMNS}
+    params |= {"name": lane.name, "kinds": list(lane.kinds), "executor": lane.executor.value}
+    return Op(DECLARE_LANE, params, nothing)
+
+
+def edit_lane(name: str, changes: dict[str, Any]) -> Op[Lane | None]:
+    params = {column: changes.get(column) for column in COLUMNS} | {"name": name}
+    return Op(EDIT_LANE, params, lambda rows: _lane(rows[0]) if rows else None)
+
+
+def fall_asleep(lane: str, owner: str) -> Op[None]:
+    return Op(FALL_ASLEEP, {"lane": lane, "owner": owner}, nothing)
+
+
+def wake_up(lane: str, owner: str) -> Op[None]:
+    return Op(WAKE_UP, {"lane": lane, "owner": owner}, nothing)
+
+
+def leave(owner: str) -> Op[None]:
+    return Op(LEAVE, {"owner": owner}, nothing)

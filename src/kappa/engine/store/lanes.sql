@@ -1,0 +1,42 @@
+-- name: read_lanes
+SELECT name, kinds, max_slots, poll_interval_ms, lease_ttl, stale_timeout, enabled, executor
+  FROM kappa.lanes ORDER BY name;
+
+-- name: look
+-- Every lane's row and whether there is something to claim, in one statement for a whole process.
+SELECT l.name, l.kinds, l.max_slots, l.poll_interval_ms, l.lease_ttl, l.stale_timeout, l.enabled, l.executor,
+       (l.enabled AND EXISTS (SELECT FROM kappa.jobs AS q WHERE q.lane = l.name AND q.state = 'queued'))
+       OR EXISTS (SELECT FROM kappa.jobs AS o WHERE o.lane = l.name AND o.state = 'running' AND o.lease_token IS NULL)
+  FROM kappa.lanes AS l
+ WHERE l.name = ANY (%(names)s::text[]);
+
+-- name: declare_lane
+INSERT INTO kappa.lanes (name, kinds, max_slots, poll_interval_ms, lease_ttl, stale_timeout, enabled, executor)
+VALUES (%(name)s, %(kinds)s, %(max_slots)s, %(poll_interval_ms)s, %(lease_ttl)s, %(stale_timeout)s, %(enabled)s,
+        %(executor)s)
+ON CONFLICT (name) DO UPDATE
+   SET kinds = (SELECT array_agg(DISTINCT k) FROM unnest(lanes.kinds || EXCLUDED.kinds) AS k)
+ WHERE NOT lanes.kinds @> EXCLUDED.kinds;
+
+-- name: edit_lane
+UPDATE kappa.lanes
+   SET kinds = coalesce(%(kinds)s::text[], kinds),
+       max_slots = coalesce(%(max_slots)s::int, max_slots),
+       poll_interval_ms = coalesce(%(poll_interval_ms)s::int, poll_interval_ms),
+       lease_ttl = coalesce(%(lease_ttl)s::interval, lease_ttl),
+       stale_timeout = coalesce(%(stale_timeout)s::interval, stale_timeout),
+       enabled = coalesce(%(enabled)s::boolean, enabled),
+       executor = coalesce(%(executor)s::text, executor),
+       updated_at = now()
+ WHERE name = %(name)s
+RETURNING name, kinds, max_slots, poll_interval_ms, lease_ttl, stale_timeout, enabled, executor,
+          pg_notify('kappa_wake', name);
+
+-- name: fall_asleep
+INSERT INTO kappa.sleepers (lane, owner) VALUES (%(lane)s, %(owner)s) ON CONFLICT DO NOTHING;
+
+-- name: wake_up
+DELETE FROM kappa.sleepers WHERE lane = %(lane)s AND owner = %(owner)s;
+
+-- name: leave
+DELETE FROM kappa.sleepers WHERE owner = %(owner)s;

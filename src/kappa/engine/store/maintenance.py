@@ -1,0 +1,120 @@
+"""Statements that only the leader runs. Each takes an optional `now`, so that tests can move time."""
+
+from datetime import datetime
+from typing import Any
+
+from kappa.engine.model import Schedule
+from kappa.pg import queries
+from kappa.pg.ops import Op, count, nothing
+from kappa.pg.queries import Row
+
+sql = queries.beside(__file__)
+TRY_LEAD = sql["try_lead"]
+STOP_LEADING = sql["stop_leading"]
+REAP = sql["reap"]
+PROMOTE = sql["promote"]
+NEXT_DUE = sql["next_due"]
+EXPIRE = sql["expire"]
+KEEP_REFERRED = sql["keep_referred"]
+PAST_PARTITIONS = sql["past_partitions"]
+MAKE_PARTITIONS = sql["make_partitions"]
+DELETE_EXPIRED = sql["delete_expired"]
+FORGET_SLEEPERS = sql["forget_sleepers"]
+DUE_SCHEDULES = sql["due_schedules"]
+NEXT_SCHEDULE = sql["next_schedule"]
+ADVANCE_SCHEDULE = sql["advance_schedule"]
+FAIL_SCHEDULE = sql["fail_schedule"]
+PUT_SCHEDULE = sql["put_schedule"]
+DROP_SCHEDULE = sql["drop_schedule"]
+READ_SCHEDULES = sql["read_schedules"]
+
+BATCH = 1000
+
+
+def _first(rows: list[Row]) -> Any:
+    return rows[0][0] if rows else None
+
+
+def try_lead() -> Op[bool]:
+    return Op(TRY_LEAD, {}, _first)
+
+
+def stop_leading() -> Op[None]:
+    return Op(STOP_LEADING, {}, nothing)
+
+
+def reap(now: datetime | None = None, limit: int = BATCH) -> Op[int]:
+    return Op(REAP, {"now": now, "limit": limit}, count)
+
+
+def promote(now: datetime | None = None, limit: int = BATCH) -> Op[int]:
+    return Op(PROMOTE, {"now": now, "limit": limit}, count)
+
+
+def next_due(now: datetime | None = None) -> Op[float | None]:
+    """Seconds until the next scheduled job is due."""
+    return Op(NEXT_DUE, {"now": now}, _first)
+
+
+def expire(now: datetime | None = None, limit: int = BATCH) -> Op[int]:
+    return Op(EXPIRE, {"now": now, "limit": limit}, count)
+
+
+def keep_referred(now: datetime | None = None) -> Op[int]:
+    return Op(KEEP_REFERRED, {"now": now}, count)
+
+
+def past_partitions(now: datetime | None = None) -> Op[list[str]]:
+    """The tables whose day is over."""
+    return Op(PAST_PARTITIONS, {"now": now}, lambda rows: [row[0] for row in rows])
+
+
+def make_partitions(now: datetime | None, days: int) -> Op[int]:
+    return Op(MAKE_PARTITIONS, {"now": now, "days": days}, _first)
+
+
+def delete_expired(now: datetime | None = None, limit: int = 10 * BATCH) -> Op[int]:
+    return Op(DELETE_EXPIRED, {"now": now, "limit": limit}, count)
+
+
+def forget_sleepers() -> Op[None]:
+    return Op(FORGET_SLEEPERS, {}, nothing)
+
+
+def due_schedules(now: datetime | None = None) -> Op[list[tuple[Schedule, datetime]]]:
+    """The schedules that are due, locked, each with the database's time."""
+    return Op(DUE_SCHEDULES, {"now": now}, lambda rows: [(_schedule(row), row[14]) for row in rows])
+
+
+def next_schedule(now: datetime | None = None) -> Op[float | None]:
+    return Op(NEXT_SCHEDULE, {"now": now}, _first)
+
+
+def advance_schedule(
+    name: str, next_at: datetime, last_at: datetime | None = None, last_job: int | None = None
+) -> Op[None]:
+    params = {"name": name, "next_at": next_at, "last_at": last_at, "last_job": last_job}
+    return Op(ADVANCE_SCHEDULE, params, nothing)
+
+
+def fail_schedule(name: str, error: str, delay: float, now: datetime | None = None) -> Op[None]:
+    return Op(FAIL_SCHEDULE, {"name": name, "error": error, "delay": delay, "now": now}, nothing)
+
+
+def put_schedule(schedule: Schedule, payload: str) -> Op[None]:
+    params = {name: getattr(schedule, name) for name in ("name", "cron", "timezone", "kind", "priority")}
+    params |= {"enabled": schedule.enabled, "missed": schedule.missed, "payload": payload}
+    return Op(PUT_SCHEDULE, params, nothing)
+
+
+def drop_schedule(name: str) -> Op[bool]:
+    return Op(DROP_SCHEDULE, {"name": name}, bool)
+
+
+def read_schedules() -> Op[list[Schedule]]:
+    return Op(READ_SCHEDULES, {}, lambda rows: [_schedule(row) for row in rows])
+
+
+def _schedule(row: Row) -> Schedule:
+    name, cron, timezone, kind, payload, *rest = row[:14]
+    return Schedule(name, cron, kind, payload, timezone, *rest)

@@ -1,0 +1,132 @@
+-- name: try_lead
+SELECT pg_try_advisory_lock(1262568289, 0);
+
+-- name: stop_leading
+SELECT pg_advisory_unlock(1262568289, 0);
+
+-- name: reap
+-- Leases that ran out are cleared; the state stays running and the next claim adopts.
+WITH orphaned AS (
+    UPDATE kappa.jobs AS j
+       SET lease_owner = NULL, lease_token = NULL, lease_until = NULL
+     WHERE j.ctid = ANY (ARRAY(
+               SELECT r.ctid FROM kappa.jobs AS r
+                WHERE r.state = 'running' AND r.lease_token IS NOT NULL
+                  AND r.lease_until <= coalesce(%(now)s::timestamptz, now())
+                LIMIT %(limit)s::int FOR UPDATE SKIP LOCKED))
+       AND j.lease_until <= coalesce(%(now)s::timestamptz, now())
+    RETURNING j.id, j.lane
+), told AS (
+    SELECT pg_notify('kappa_wake', lane) FROM orphaned GROUP BY lane
+)
+SELECT id, lane, (SELECT count(*) FROM told) FROM orphaned;
+
+-- name: promote
+WITH promoted AS (
+    UPDATE kappa.jobs AS j
+       SET state = 'queued', run_at = NULL
+     WHERE j.ctid = ANY (ARRAY(
+               SELECT s.ctid FROM kappa.jobs AS s
+                WHERE s.state = 'scheduled' AND s.run_at <= coalesce(%(now)s::timestamptz, now())
+                ORDER BY s.run_at LIMIT %(limit)s::int FOR UPDATE SKIP LOCKED))
+    RETURNING j.id, j.lane
+), told AS (
+    SELECT pg_notify('kappa_wake', lane) FROM promoted GROUP BY lane
+)
+SELECT id, lane, (SELECT count(*) FROM told) FROM promoted;
+
+-- name: next_due
+SELECT extract(epoch FROM min(run_at) - coalesce(%(now)s::timestamptz, now()))::double precision
+  FROM kappa.jobs WHERE state = 'scheduled';
+
+-- name: expire
+WITH done AS (
+    DELETE FROM kappa.jobs
+     WHERE ctid = ANY (ARRAY(
+               SELECT u.ctid FROM kappa.jobs AS u
+                WHERE u.state = 'awaiting_approval' AND u.expires_at <= coalesce(%(now)s::timestamptz, now())
+                ORDER BY u.expires_at LIMIT %(limit)s::int FOR UPDATE SKIP LOCKED))
+    RETURNING *
+), kept AS (
+    INSERT INTO kappa.finished_jobs (
+        id, lane, kind, state, priority, payload, created_at, submitted_by, dedup_key, parent_id, spawn_key, retry_of,
+        estimate, timeout, max_attempts, attempt, finished_at, reason, keep_until)
+    SELECT id, lane, kind, 'cancelled', priority, payload, created_at, submitted_by, dedup_key, parent_id, spawn_key,
+           retry_of, estimate, timeout, max_attempts, attempt, now(), 'expired',
+           now() + (SELECT keep_done FROM kappa.engine_settings)
+      FROM done
+)
+SELECT id, CASE WHEN parent_id IS NOT NULL THEN pg_notify('kappa_job', 'child ' || parent_id) END FROM done;
+
+-- name: keep_referred
+-- What something still refers to is kept for another day: a child of a live parent, the origin of a live retry.
+UPDATE kappa.finished_jobs AS f
+   SET keep_until = coalesce(%(now)s::timestamptz, now()) + interval '1 day'
+ WHERE f.keep_until <= coalesce(%(now)s::timestamptz, now())
+   AND (EXISTS (SELECT FROM kappa.jobs AS j WHERE j.id = f.parent_id)
+        OR EXISTS (SELECT FROM kappa.jobs AS j WHERE j.retry_of = f.id))
+RETURNING f.id;
+
+-- name: past_partitions
+SELECT c.relname
+  FROM pg_inherits AS i JOIN pg_class AS c ON c.oid = i.inhrelid
+ WHERE i.inhparent = 'kappa.finished_jobs'::regclass AND c.relname ~ '^finished_jobs_[0-9]{8}$'
+   AND to_date(right(c.relname, 8), 'YYYYMMDD') < (coalesce(%(now)s::timestamptz, now()) AT TIME ZONE 'UTC')::date
+ ORDER BY c.relname;
+
+-- name: make_partitions
+SELECT kappa.make_partitions((coalesce(%(now)s::timestamptz, now()) AT TIME ZONE 'UTC')::date, %(days)s::int);
+
+-- name: delete_expired
+DELETE FROM kappa.finished_jobs AS f
+ WHERE (f.tableoid, f.ctid) IN (
+           SELECT e.tableoid, e.ctid FROM kappa.finished_jobs AS e
+            WHERE e.keep_until <= coalesce(%(now)s::timestamptz, now()) LIMIT %(limit)s::int)
+RETURNING f.id;
+
+-- name: forget_sleepers
+-- Rows of processes that are gone only cost a needless NOTIFY; once in a while all are dropped and the living return.
+DELETE FROM kappa.sleepers;
+
+-- name: due_schedules
+SELECT name, cron, timezone, kind, payload, priority, enabled, missed, next_at, last_at, last_job, failures, retry_at, error,
+       coalesce(%(now)s::timestamptz, now())
+  FROM kappa.schedules
+ WHERE enabled AND (next_at IS NULL OR next_at <= coalesce(%(now)s::timestamptz, now()))
+   AND (retry_at IS NULL OR retry_at <= coalesce(%(now)s::timestamptz, now()))
+ ORDER BY name
+   FOR UPDATE SKIP LOCKED;
+
+-- name: next_schedule
+SELECT extract(epoch FROM min(greatest(next_at, retry_at)) - coalesce(%(now)s::timestamptz, now()))::double precision
+  FROM kappa.schedules WHERE enabled;
+
+-- name: advance_schedule
+UPDATE kappa.schedules
+   SET next_at = %(next_at)s, last_at = coalesce(%(last_at)s::timestamptz, last_at),
+       last_job = coalesce(%(last_job)s::bigint, last_job), failures = 0, retry_at = NULL, error = NULL
+ WHERE name = %(name)s;
+
+-- name: fail_schedule
+UPDATE kappa.schedules
+   SET failures = failures + 1, error = %(error)s,
+       retry_at = coalesce(%(now)s::timestamptz, now()) + make_interval(secs => %(delay)s)
+ WHERE name = %(name)s;
+
+-- name: put_schedule
+INSERT INTO kappa.schedules (name, cron, timezone, kind, payload, priority, enabled, missed)
+VALUES (%(name)s, %(cron)s, %(timezone)s, %(kind)s, %(payload)s::jsonb, %(priority)s, %(enabled)s, %(missed)s)
+ON CONFLICT (name) DO UPDATE
+   SET cron = EXCLUDED.cron, timezone = EXCLUDED.timezone, kind = EXCLUDED.kind, payload = EXCLUDED.payload,
+       priority = EXCLUDED.priority, enabled = EXCLUDED.enabled, missed = EXCLUDED.missed,
+       failures = 0, retry_at = NULL, error = NULL,
+       next_at = CASE WHEN (schedules.cron, schedules.timezone) = (EXCLUDED.cron, EXCLUDED.timezone)
+                       AND schedules.enabled THEN schedules.next_at END
+RETURNING pg_notify('kappa_due', '0');
+
+-- name: drop_schedule
+DELETE FROM kappa.schedules WHERE name = %(name)s RETURNING name;
+
+-- name: read_schedules
+SELECT name, cron, timezone, kind, payload, priority, enabled, missed, next_at, last_at, last_job, failures, retry_at, error
+  FROM kappa.schedules ORDER BY name;

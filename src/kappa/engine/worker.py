@@ -1,0 +1,256 @@
+"""A worker process: lanes that claim, attempts that run, leases that are kept, and maybe the leader.
+
+listener ─▶ lane runners ─▶ executors ─▶ desk ─▶ database
+                 ▲                         │
+                 └───── a slot is free ◀───┘
+"""
+
+import asyncio
+import logging
+import os
+import secrets
+import signal
+import socket
+import time
+from collections.abc import Coroutine
+from contextlib import AsyncExitStack, suppress
+from typing import Any
+
+import psycopg
+
+from kappa.engine import attempt
+from kappa.engine.config import WorkerConfig, kept_threads
+from kappa.engine.context import Running
+from kappa.engine.desk import Desk
+from kappa.engine.executors import Executors
+from kappa.engine.lane_runner import LaneRunner
+from kappa.engine.maintenance.leader import Leader
+from kappa.engine.maintenance.services import all_services
+from kappa.engine.model import Claimed, Executor
+from kappa.engine.office import WorkerOffice
+from kappa.engine.registry import Registry
+from kappa.engine.runners.process import Children
+from kappa.engine.signals import Signals
+from kappa.engine.store import lanes
+from kappa.engine.threads import Threads
+from kappa.pg import AsyncPool, Bounds, Database, Listening, Notification, PgError, Pool, listen
+from kappa.pg.ops import run_async
+
+log = logging.getLogger(__name__)
+
+CHANNELS = ("kappa_wake", "kappa_job", "kappa_due")
+CORE_CONNECTIONS = 5
+"""Of the pool `queue`: what the worker needs for itself. The rest is for handlers' transactions in threads."""
+RETRY = 1.0
+
+
+class Worker:
+    """One worker. `run` it on an event loop; `stop` it from anywhere on that loop."""
+
+    def __init__(
+        self, database: Database, registry: Registry, config: WorkerConfig | None = None, signals: Signals | None = None
+    ) -> None:
+        self.config = config or WorkerConfig()
+        self.signals = signals or Signals()
+        self.owner = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(3)}"
+        self._database = database
+        self._registry = registry
+        self._lanes: dict[str, LaneRunner] = {}
+        self._stop = asyncio.Event()
+        self._attempts: set[asyncio.Task[None]] = set()
+
+    def stop(self) -> None:
+        """Drain: claim nothing more, give running jobs their grace, release the rest, end."""
+        self._stop.set()
+
+    async def run(self) -> None:
+        """Work until stopped."""
+        async with AsyncExitStack() as stack:
+            await self._open(stack)
+            services = [asyncio.create_task(coroutine, name=name) for name, coroutine in self._services().items()]
+            stop = asyncio.create_task(self._until_stopped())
+            try:
+                done, _ = await asyncio.wait([*services, stop], return_when=asyncio.FIRST_COMPLETED)
+                for task in done - {stop}:
+                    task.result()  # a service never ends by itself: this raises what ended it
+            finally:
+                stop.cancel()
+                await self._drain()
+                for task in services:
+                    task.cancel()
+                await asyncio.gather(*services, return_exceptions=True)
+                await self._leave()
+
+    async def _until_stopped(self) -> None:
+        await self._stop.wait()
+
+    async def _open(self, stack: AsyncExitStack) -> None:
+        bounds, behind = self.config.pool, self._database.behind_pooler
+        core = min(CORE_CONNECTIONS, bounds.max_size)
+        own = Bounds(min(bounds.min_size, core), core, bounds.wait)
+        self._pool = await stack.enter_async_context(AsyncPool(self._database.url, "queue", own, behind_pooler=behind))
+        rest = Bounds(0, max(1, bounds.max_size - core), bounds.wait)
+        blocking = Pool(self._database.url, "queue handlers", rest, behind_pooler=behind)
+        stack.callback(blocking.close)
+        await asyncio.to_thread(blocking.open)
+        self._desk = Desk(self._pool, self.config, self.signals, self._done)
+        self._office = WorkerOffice(self._pool, blocking, self._registry, self._desk)
+        await self._find_lanes()
+        threads = Threads(kept_threads(len(self._lanes)))
+        stack.callback(threads.close)
+        children = Children(self._database.url)
+        stack.callback(children.close)
+        self._executors = Executors(self._desk, self._office, threads, children)
+        services = all_services(self._registry, self.signals)
+        self._leader = Leader(self._database.direct_url, services, self.signals, self.config.lead_every.total_seconds())
+
+    def _services(self) -> dict[str, Coroutine[Any, Any, None]]:
+        found: dict[str, Coroutine[Any, Any, None]] = {
+            "listen": self._listen(),
+            "look": self._look(),
+            "desk": self._desk.run(),
+            "renew": self._renew(),
+            "slots": self._pass_slots_on(),
+        }
+        found |= {f"lane {name}": runner.run() for name, runner in self._lanes.items()}
+        if self.config.lead:
+            found["lead"] = self._leader.run()
+        return found
+
+    async def _find_lanes(self) -> None:
+        async with self._pool.connection() as connection:
+            found = await run_async(connection, lanes.read_lanes())
+        for lane in found:
+            wanted = self.config.lanes is None or lane.name in self.config.lanes
+            served = any(kind in self._registry.kinds for kind in lane.kinds)
+            if wanted and served and lane.executor is not Executor.FLEET and lane.name not in self._lanes:
+                self._lanes[lane.name] = LaneRunner(
+                    lane, self.owner, self._pool, self._registry, self.config, self.signals, self._begin
+                )
+
+    def _begin(self, runner: LaneRunner, claimed: Claimed) -> None:
+        """A claimed job: run it, or find out what became of the attempt it was adopted from."""
+        running = Running(claimed, self._registry.get(claimed.kind), runner.lane.name)
+        runner.take(running)
+        if claimed.adopted:
+            # Handlers in threads, loops and child processes end with their worker: there is nothing to find.
+            self.signals.emit("adopted", job=claimed.id, kind=claimed.kind, lane=runner.lane.name)
+            self._desk.settle(running, attempt.lost(running))
+            return
+        self._desk.begin(running)
+        self.signals.emit("claimed", job=claimed.id, kind=claimed.kind, lane=runner.lane.name)
+        self._keep(asyncio.create_task(self._executors.run(running, runner.lane.executor)))
+
+    def _keep(self, task: "asyncio.Task[None]") -> None:
+        self._attempts.add(task)
+        task.add_done_callback(self._attempt_ended)
+
+    def _attempt_ended(self, task: "asyncio.Task[None]") -> None:
+        self._attempts.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("an attempt ended in a way that should not be", exc_info=error)
+
+    def _done(self, running: Running) -> None:
+        if (runner := self._lanes.get(running.lane)) is not None:
+            runner.free(running)
+
+    async def _listen(self) -> None:
+        async for event in listen(self._database.direct_url, CHANNELS):
+            match event:
+                case Listening():
+                    for runner in self._lanes.values():
+                        runner.forget_sleep()
+                    self._leader.nudge()
+                case Notification("kappa_wake", lane):
+                    if lane in self._lanes:
+                        self._lanes[lane].wake()
+                case Notification("kappa_due", _):
+                    self._leader.nudge()
+                case Notification("kappa_job", text):
+                    self._hear(text)
+                case _:
+                    pass
+
+    def _hear(self, text: str) -> None:
+        word, _, number = text.partition(" ")
+        if word == "child":
+            self._office.child_ended(int(number))
+        elif word == "cancel" and (running := self._desk.find(int(number))) is not None:
+            # The reason is read with the next renewal; that the job should stop is known now.
+            running.cancel_reason = running.cancel_reason or "cancelled"
+            self._keep(asyncio.create_task(self._try_renew()))
+
+    async def _look(self) -> None:
+        """Read every lane's row when its interval is over, in one statement for those that are due."""
+        while True:
+            now = time.monotonic()
+            due = [runner for runner in self._lanes.values() if runner.next_look <= now + 0.05]
+            if due:
+                with suppress(psycopg.OperationalError, PgError):
+                    await self._look_at(due)
+                for runner in due:
+                    runner.next_look = time.monotonic() + runner.lane.poll_interval_ms / 1000
+            waits = [runner.next_look - time.monotonic() for runner in self._lanes.values()]
+            await asyncio.sleep(max(0.005, min(waits, default=RETRY)))
+
+    async def _look_at(self, due: list[LaneRunner]) -> None:
+        async with self._pool.connection(who="look") as connection:
+            seen = await run_async(connection, lanes.look([runner.lane.name for runner in due]))
+        for lane, has_work in seen:
+            runner = self._lanes[lane.name]
+            runner.follow(lane)
+            if has_work:
+                runner.wake()
+
+    async def _renew(self) -> None:
+        while True:
+            ttl = min((runner.lane.lease_ttl.total_seconds() for runner in self._lanes.values()), default=60.0)
+            await asyncio.sleep(ttl / 4)
+            await self._try_renew()
+
+    async def _try_renew(self) -> None:
+        try:
+            await self._desk.renew()
+        except (psycopg.OperationalError, PgError) as error:
+            log.warning("leases could not be renewed: %s", error)
+
+    async def _pass_slots_on(self) -> None:
+        """A parent that began to wait for its children left a slot to claim for."""
+        while True:
+            await self._office.slot_given_up.wait()
+            self._office.slot_given_up.clear()
+            for runner in self._lanes.values():
+                runner.wake()
+
+    async def _drain(self) -> None:
+        for runner in self._lanes.values():
+            runner.stop()
+        if self._attempts:
+            await asyncio.wait(self._attempts, timeout=self.config.grace.total_seconds())
+        await self._desk.empty()
+        with suppress(psycopg.OperationalError, PgError):
+            await self._desk.release()
+        left = list(self._attempts)
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+
+    async def _leave(self) -> None:
+        with suppress(psycopg.OperationalError, PgError):
+            async with self._pool.connection() as connection:
+                await run_async(connection, lanes.leave(self.owner))
+
+
+async def run_until_signal(worker: Worker) -> None:
+    """Run a worker; SIGTERM and SIGINT drain it, a second one ends it at once."""
+    loop = asyncio.get_running_loop()
+
+    def told() -> None:
+        log.info("told to stop: draining")
+        worker.stop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, told)
+    await worker.run()

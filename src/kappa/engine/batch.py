@@ -38,9 +38,10 @@ class Batch(Generic[T]):
         self._idle.set()
 
     def add(self, item: T) -> None:
+        if not self._items:
+            self._idle.clear()
+            self._filled.set()
         self._items.append(item)
-        self._idle.clear()
-        self._filled.set()
 
     async def run(self) -> None:
         while True:

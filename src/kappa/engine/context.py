@@ -7,6 +7,7 @@ refuses: a handler that was paused for too long can change nothing that its succ
 """
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Coroutine, Generator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Protocol, TypeVar
@@ -26,8 +27,20 @@ class Running:
     """One attempt of one job while it runs here. Touched by the loop only, but for the flags that handlers read."""
 
     __slots__ = (
-        "cancel_reason", "claimed", "connection", "finished", "handler", "lane", "lost",
-        "progress", "spawned", "started", "timed_out", "waiting",
+        "cancel_reason",
+        "claimed",
+        "connection",
+        "deadline",
+        "finished",
+        "handler",
+        "lane",
+        "lost",
+        "progress",
+        "spawned",
+        "started",
+        "task",
+        "timed_out",
+        "waiting",
     )  # fmt: skip
 
     def __init__(self, claimed: Claimed, handler: Handler, lane: str) -> None:
@@ -40,6 +53,8 @@ class Running:
         self.started = claimed.started
         self.waiting = False
         self.cancel_reason = claimed.cancel_reason
+        self.deadline = time.monotonic() + claimed.seconds_left
+        self.task: asyncio.Task[None] | None = None
         self.progress: tuple[float | None, float | None, str | None] | None = None
         self.spawned = 0
         self.connection: AsyncConnection[Row] | Connection[Row] | None = None

@@ -66,6 +66,11 @@ class Desk:
     def report(self, running: Running) -> None:
         self._reports.add(running)
 
+    def succeed(self, running: Running) -> None:
+        """Hand in a success that has nothing to say."""
+        running.finished = True
+        self._quick.add(running)
+
     def settle(self, running: Running, outcome: Finish | PutBack) -> None:
         """Hand in an outcome. The slot is free when it is written."""
         running.finished = True
@@ -84,6 +89,7 @@ class Desk:
     def forget(self, running: Running) -> None:
         """The attempt is over, by whatever way."""
         running.finished = True
+        running.task = None  # or the two would refer to each other until the collector comes
         self._running.pop(running.claimed.id, None)
         self._done(running)
 
@@ -135,7 +141,8 @@ class Desk:
 
     def _close(self, running: Running, written: set[int], state: JobState) -> None:
         if running.claimed.id in written:
-            self._signals.emit("settled", job=running.claimed.id, kind=running.claimed.kind, state=state)
+            if self._signals.heard:
+                self._signals.emit("settled", job=running.claimed.id, kind=running.claimed.kind, state=state)
         else:
             self.lose(running)
         self.forget(running)

@@ -9,6 +9,8 @@ import asyncio
 import logging
 from collections.abc import Callable
 
+import psycopg
+
 from kappa.engine import attempt
 from kappa.engine.context import AsyncJobContext, JobContext, Running
 from kappa.engine.desk import Desk
@@ -32,38 +34,68 @@ class Executors:
         self._children = children
         self._loop = asyncio.get_running_loop()
 
-    async def run(self, running: Running, executor: Executor) -> None:
+    def start(self, running: Running, executor: Executor) -> None:
         """One attempt, from here to its outcome at the desk."""
         if running.handler.is_async:
-            await self._on_loop(running)
+            attempting = self._on_loop(running)
         elif executor is Executor.PROCESS:
-            await self._in_thread(running, self._in_child)
+            attempting = self._in_thread(running, self._in_child)
         else:
-            await self._in_thread(running, self._call)
+            attempting = self._in_thread(running, self._call)
+        running.task = asyncio.Task(attempting, loop=self._loop)
 
     async def _on_loop(self, running: Running) -> None:
-        handler, claimed = running.handler, running.claimed
+        handler = running.handler
         context = AsyncJobContext(running, self._office)
-        timer = asyncio.timeout(max(claimed.seconds_left, 0.0))
         try:
-            async with timer:
-                if handler.takes_payload:
-                    value = await handler.function(context, handler.load_payload(claimed.payload))
-                else:
-                    value = await handler.function(context)
+            if handler.takes_payload:
+                value = await handler.function(context, handler.load_payload(running.claimed.payload))
+            else:
+                value = await handler.function(context)
+            if value is None and running.connection is None:
+                self._desk.succeed(running)
+                return
             outcome = attempt.of_value(running, value)
         except LeaseLost:
-            return await self._give_up(running)
+            await self._give_up(running)
+            return
+        except asyncio.CancelledError:
+            if not running.timed_out:
+                raise
+            outcome = attempt.timed_out(running)
         except Exception as error:
-            outcome = attempt.timed_out(running) if timer.expired() else attempt.of_error(running, error)
-        if running.connection is not None:
-            final = outcome if isinstance(outcome, Finish) and outcome.state is JobState.SUCCEEDED else None
-            if await self._office.end_transaction(running, final):
-                return self._desk.committed(running)
-            if final is not None:
-                return await self._give_up(running)
-        self._desk.settle(running, outcome)
-        return None
+            outcome = attempt.of_error(running, error)
+        if running.connection is None:
+            self._desk.settle(running, outcome)
+        else:
+            await self._settle_with_transaction(running, outcome)
+
+    async def _settle_with_transaction(self, running: Running, outcome: Finish | PutBack) -> None:
+        final = _success(outcome)
+        try:
+            committed = await self._office.end_transaction(running, final)
+        except psycopg.Error as error:
+            # Whether the commit arrived is unknown. If it did, the job is settled; if not, the lease runs out.
+            log.warning("job %d: its transaction ended with %s", running.claimed.id, error)
+            await self._give_up(running)
+            return
+        if committed:
+            self._desk.committed(running)
+        elif final is not None:
+            await self._give_up(running)
+        else:
+            self._desk.settle(running, outcome)
+
+    def time_is_up(self, running: Running) -> None:
+        """Stop the work: cancel it on the loop, kill its process, tell its thread."""
+        running.timed_out = True
+        if running.handler.is_async:
+            if running.task is not None:
+                running.task.cancel()
+            return
+        self._children.kill(running)
+        if not running.finished:
+            self._desk.settle(running, attempt.timed_out(running))
 
     async def _give_up(self, running: Running) -> None:
         if running.connection is not None and self._office.has_transaction(running):
@@ -73,16 +105,9 @@ class Executors:
         self._desk.forget(running)
 
     async def _in_thread(self, running: Running, call: Callable[[Running], Finish | PutBack | None]) -> None:
-        work = self._threads.submit(lambda: call(running))
-        try:
-            outcome = await asyncio.wait_for(asyncio.shield(work), max(running.claimed.seconds_left, 0.0))
-        except TimeoutError:
-            running.timed_out = True
-            self._children.kill(running)
-            self._desk.settle(running, attempt.timed_out(running))
-            await asyncio.wait([work])  # its thread is taken until it returns, whatever it returns
-            work.exception()
-            return
+        outcome = await self._threads.submit(lambda: call(running))
+        if running.timed_out:
+            return  # settled when its time was up; until now it had its thread
         if isinstance(outcome, (Finish, PutBack)):
             self._desk.settle(running, outcome)
         elif running.lost:
@@ -109,13 +134,16 @@ class Executors:
             outcome = attempt.of_error(running, error)
         if running.connection is None:
             return outcome
-        final = outcome if isinstance(outcome, Finish) and outcome.state is JobState.SUCCEEDED else None
-        if self._office.end_blocking_transaction(running, final):
-            return None
-        if final is not None:
-            running.lost = True
-            return None
-        return outcome
+        final = _success(outcome)
+        try:
+            if self._office.end_blocking_transaction(running, final):
+                return None
+            if final is None:
+                return outcome
+        except psycopg.Error as error:
+            log.warning("job %d: its transaction ended with %s", running.claimed.id, error)
+        running.lost = True
+        return None
 
     def _in_child(self, running: Running) -> Finish | PutBack | None:
         context = JobContext(running, self._office, self._loop)
@@ -127,3 +155,7 @@ class Executors:
             return None
         except Exception as error:
             return attempt.of_error(running, error)
+
+
+def _success(outcome: Finish | PutBack) -> Finish | None:
+    return outcome if isinstance(outcome, Finish) and outcome.state is JobState.SUCCEEDED else None

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 MAX_LANE_SLOTS = 16
 MAX_ASYNC_SLOTS = 1000
@@ -113,8 +113,7 @@ class Enqueued:
         return "created" if self.created else "existing"
 
 
-@dataclass(frozen=True, slots=True)
-class Claimed:
+class Claimed(NamedTuple):
     """A job under a lease of this worker's."""
 
     id: int

@@ -21,6 +21,11 @@ class Signals:
         self._subscribers.append(subscriber)
         return lambda: self._subscribers.remove(subscriber)
 
+    @property
+    def heard(self) -> bool:
+        """Whether anybody listens; hot paths ask before they put facts together."""
+        return bool(self._subscribers)
+
     def emit(self, name: str, **facts: Any) -> None:
         for subscriber in self._subscribers:
             subscriber(name, facts)

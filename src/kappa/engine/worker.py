@@ -7,6 +7,7 @@ listener ─▶ lane runners ─▶ executors ─▶ desk ─▶ database
 
 import asyncio
 import logging
+import math
 import os
 import secrets
 import signal
@@ -57,7 +58,9 @@ class Worker:
         self._registry = registry
         self._lanes: dict[str, LaneRunner] = {}
         self._stop = asyncio.Event()
-        self._attempts: set[asyncio.Task[None]] = set()
+        self._errands: set[asyncio.Task[None]] = set()
+        self._next_deadline = math.inf
+        self._deadline_nears = asyncio.Event()
 
     def stop(self) -> None:
         """Drain: claim nothing more, give running jobs their grace, release the rest, end."""
@@ -110,6 +113,7 @@ class Worker:
             "look": self._look(),
             "desk": self._desk.run(),
             "renew": self._renew(),
+            "time-outs": self._keep_time(),
             "slots": self._pass_slots_on(),
         }
         found |= {f"lane {name}": runner.run() for name, runner in self._lanes.items()}
@@ -138,17 +142,12 @@ class Worker:
             self._desk.settle(running, attempt.lost(running))
             return
         self._desk.begin(running)
-        self.signals.emit("claimed", job=claimed.id, kind=claimed.kind, lane=runner.lane.name)
-        self._keep(asyncio.create_task(self._executors.run(running, runner.lane.executor)))
-
-    def _keep(self, task: "asyncio.Task[None]") -> None:
-        self._attempts.add(task)
-        task.add_done_callback(self._attempt_ended)
-
-    def _attempt_ended(self, task: "asyncio.Task[None]") -> None:
-        self._attempts.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("an attempt ended in a way that should not be", exc_info=error)
+        if self.signals.heard:
+            self.signals.emit("claimed", job=claimed.id, kind=claimed.kind, lane=runner.lane.name)
+        self._executors.start(running, runner.lane.executor)
+        if running.deadline < self._next_deadline:
+            self._next_deadline = running.deadline
+            self._deadline_nears.set()
 
     def _done(self, running: Running) -> None:
         if (runner := self._lanes.get(running.lane)) is not None:
@@ -178,7 +177,9 @@ class Worker:
         elif word == "cancel" and (running := self._desk.find(int(number))) is not None:
             # The reason is read with the next renewal; that the job should stop is known now.
             running.cancel_reason = running.cancel_reason or "cancelled"
-            self._keep(asyncio.create_task(self._try_renew()))
+            errand = asyncio.create_task(self._try_renew())
+            self._errands.add(errand)
+            errand.add_done_callback(self._errands.discard)
 
     async def _look(self) -> None:
         """Read every lane's row when its interval is over, in one statement for those that are due."""
@@ -214,6 +215,22 @@ class Worker:
         except (psycopg.OperationalError, PgError) as error:
             log.warning("leases could not be renewed: %s", error)
 
+    async def _keep_time(self) -> None:
+        """Stop what has run for too long. One timer for all: most attempts end long before their time is up."""
+        while True:
+            self._deadline_nears.clear()
+            now, self._next_deadline = time.monotonic(), math.inf
+            for running in list(self._desk.running):
+                if running.finished or running.timed_out:
+                    continue
+                if running.deadline <= now:
+                    self._executors.time_is_up(running)
+                else:
+                    self._next_deadline = min(self._next_deadline, running.deadline)
+            wait = None if self._next_deadline == math.inf else self._next_deadline - now
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._deadline_nears.wait(), wait)
+
     async def _pass_slots_on(self) -> None:
         """A parent that began to wait for its children left a slot to claim for."""
         while True:
@@ -225,15 +242,18 @@ class Worker:
     async def _drain(self) -> None:
         for runner in self._lanes.values():
             runner.stop()
-        if self._attempts:
-            await asyncio.wait(self._attempts, timeout=self.config.grace.total_seconds())
+        if attempts := self._attempts():
+            await asyncio.wait(attempts, timeout=self.config.grace.total_seconds())
         await self._desk.empty()
         with suppress(psycopg.OperationalError, PgError):
             await self._desk.release()
-        left = list(self._attempts)
+        left = self._attempts()
         for task in left:
             task.cancel()
         await asyncio.gather(*left, return_exceptions=True)
+
+    def _attempts(self) -> "list[asyncio.Task[None]]":
+        return [running.task for running in self._desk.running if running.task is not None]
 
     async def _leave(self) -> None:
         with suppress(psycopg.OperationalError, PgError):

@@ -256,12 +256,14 @@ DECLARE
     busy int;
     lowest bigint;
     taken int;
+    usual double precision;
 BEGIN
     PERFORM pg_advisory_xact_lock(1262568289, hashtext(lane_name));
     SELECT * INTO lane_row FROM kappa.lanes AS l WHERE l.name = lane_name;
     IF NOT FOUND THEN
         RETURN;
     END IF;
+    usual := date_part('epoch', lane_row.stale_timeout);
     new_token := nextval('kappa.lease_tokens');
 
     RETURN QUERY
@@ -275,8 +277,8 @@ BEGIN
                 LIMIT capacity FOR UPDATE SKIP LOCKED))
     RETURNING j.id, j.kind, j.payload::text, j.attempt, j.max_attempts, j.claims, j.lease_token, true,
               j.attempt_started_at IS NOT NULL,
-              extract(epoch FROM coalesce(j.timeout, lane_row.stale_timeout)
-                      - (now() - coalesce(j.attempt_started_at, now())))::double precision,
+              coalesce(date_part('epoch', j.timeout), usual)
+                  - date_part('epoch', now() - coalesce(j.attempt_started_at, now())),
               j.cancel_reason, j.priority, NULL::bigint, j.parent_id;
     GET DIAGNOSTICS taken = ROW_COUNT;
     IF NOT lane_row.enabled OR taken >= capacity THEN
@@ -300,6 +302,6 @@ BEGIN
                 LIMIT greatest(0, least(capacity - taken, lane_row.max_slots - busy - orphans))
                 FOR UPDATE SKIP LOCKED))
     RETURNING j.id, j.kind, j.payload::text, j.attempt, j.max_attempts, j.claims, j.lease_token, false, false,
-              extract(epoch FROM coalesce(j.timeout, lane_row.stale_timeout))::double precision,
+              coalesce(date_part('epoch', j.timeout), usual),
               j.cancel_reason, j.priority, least(lowest, new_token), j.parent_id;
 END $$;

@@ -3,7 +3,7 @@
 Whatever an owner writes is guarded by id, state and lease token; what comes back is what was still its own.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -149,11 +149,16 @@ def claim(
         "floor_id": floor[1],
         "floor_token": floor_token,
     }
-    return Op(CLAIM, params, lambda rows: [Claimed(*row) for row in rows], binary=True)
+    return Op(CLAIM, params, lambda rows: [Claimed._make(row) for row in rows], binary=True)
 
 
 def _held(query: Query, held: Sequence[tuple[int, int]], read: Callable[[list[Row]], Any]) -> Op[Any]:
-    return Op(query, {"ids": [job for job, _ in held], "tokens": [token for _, token in held]}, read)
+    return Op(query, {"ids": _array(job for job, _ in held), "tokens": _array(token for _, token in held)}, read)
+
+
+def _array(numbers: Iterable[int]) -> str:
+    """An array as PostgreSQL writes it: much quicker than having every element adapted."""
+    return "{" + ",".join(map(str, numbers)) + "}"
 
 
 def mark_started(held: Sequence[tuple[int, int]]) -> Op[set[int]]:
@@ -175,8 +180,8 @@ def settle_succeeded(held: Sequence[tuple[int, int]]) -> Op[set[int]]:
 
 def settle(finished: Sequence[Finish]) -> Op[set[int]]:
     params = {
-        "ids": [one.id for one in finished],
-        "tokens": [one.token for one in finished],
+        "ids": _array(one.id for one in finished),
+        "tokens": _array(one.token for one in finished),
         "states": [one.state.value for one in finished],
         "results": [one.result for one in finished],
         "reasons": [one.reason for one in finished],
@@ -189,8 +194,8 @@ def settle(finished: Sequence[Finish]) -> Op[set[int]]:
 
 def put_back(jobs: Sequence[PutBack]) -> Op[set[int]]:
     params = {
-        "ids": [one.id for one in jobs],
-        "tokens": [one.token for one in jobs],
+        "ids": _array(one.id for one in jobs),
+        "tokens": _array(one.token for one in jobs),
         "delays": [one.delay for one in jobs],
         "snoozed": [one.snoozed for one in jobs],
         "summaries": [one.summary for one in jobs],

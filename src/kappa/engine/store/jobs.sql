@@ -55,114 +55,25 @@ SELECT * FROM kappa.claim(%(lane)s::text, %(owner)s::text, %(capacity)s::int, %(
                           %(floor_rank)s::int, %(floor_id)s::bigint, %(floor_token)s::bigint);
 
 -- name: mark_started
-UPDATE kappa.jobs AS j
-   SET attempt = j.attempt + 1, attempt_started_at = now(), started_at = coalesce(j.started_at, now())
-  FROM unnest(%(ids)s::bigint[], %(tokens)s::bigint[]) AS s (id, token)
- WHERE j.id = s.id AND j.lease_token = s.token AND j.state = 'running' AND j.attempt_started_at IS NULL
-RETURNING j.id;
+SELECT * FROM kappa.mark_started(%(ids)s::bigint[], %(tokens)s::bigint[]);
 
 -- name: renew
--- Every job of an owner at once. What doesn't come back is lost.
-UPDATE kappa.jobs AS j
-   SET lease_until = now() + l.lease_ttl
-  FROM unnest(%(ids)s::bigint[], %(tokens)s::bigint[]) AS held (id, token), kappa.lanes AS l
- WHERE j.id = held.id AND j.lease_token = held.token AND j.state = 'running' AND l.name = j.lane
-RETURNING j.id, j.cancel_reason;
+SELECT * FROM kappa.renew(%(ids)s::bigint[], %(tokens)s::bigint[]);
 
 -- name: settle_succeeded
--- The quickest way out, for jobs that have nothing to say.
-WITH done AS (
-    DELETE FROM kappa.jobs AS j
-     USING unnest(%(ids)s::bigint[], %(tokens)s::bigint[]) AS d (id, token)
-     WHERE j.id = d.id AND j.lease_token = d.token AND j.state = 'running'
-    RETURNING j.*
-), kept AS (
-    INSERT INTO kappa.finished_jobs (
-        id, lane, kind, state, priority, payload, created_at, submitted_by, dedup_key, parent_id, spawn_key, retry_of,
-        estimate, approved_by, approved_at, timeout, max_attempts, attempt, started_at, finished_at,
-        progress_done, progress_total, progress_message, checkpoint, error_summary, error_detail, keep_until)
-    SELECT id, lane, kind, 'succeeded', priority, payload, created_at, submitted_by, dedup_key, parent_id, spawn_key,
-           retry_of, estimate, approved_by, approved_at, timeout, max_attempts,
-           attempt + (attempt_started_at IS NULL)::int, coalesce(started_at, now()), now(),
-           progress_done, progress_total, progress_message, checkpoint, error_summary, error_detail,
-           now() + (SELECT keep_done FROM kappa.engine_settings)
-      FROM done
-)
-SELECT id, CASE WHEN parent_id IS NOT NULL THEN pg_notify('kappa_job', 'child ' || parent_id) END FROM done;
+SELECT * FROM kappa.settle_succeeded(%(ids)s::bigint[], %(tokens)s::bigint[]);
 
 -- name: settle
-WITH outcome AS (
-    SELECT * FROM unnest(%(ids)s::bigint[], %(tokens)s::bigint[], %(states)s::text[], %(results)s::text[],
-                         %(reasons)s::text[], %(summaries)s::text[], %(details)s::text[], %(started)s::boolean[])
-               AS o (id, token, new_state, new_result, new_reason, summary, detail, really_started)
-), done AS (
-    DELETE FROM kappa.jobs AS j
-     USING outcome AS o
-     WHERE j.id = o.id AND j.lease_token = o.token AND j.state = 'running'
-    RETURNING j.*, o.new_state, o.new_result, o.new_reason, o.summary, o.detail, o.really_started
-), kept AS (
-    INSERT INTO kappa.finished_jobs (
-        id, lane, kind, state, priority, payload, created_at, submitted_by, dedup_key, parent_id, spawn_key, retry_of,
-        estimate, approved_by, approved_at, timeout, max_attempts, attempt, started_at, finished_at, reason, result,
-        progress_done, progress_total, progress_message, checkpoint, error_summary, error_detail, keep_until)
-    SELECT id, lane, kind, new_state::kappa.job_state, priority, payload, created_at, submitted_by, dedup_key,
-           parent_id, spawn_key, retry_of, estimate, approved_by, approved_at, timeout, max_attempts,
-           attempt + (really_started AND attempt_started_at IS NULL)::int,
-           CASE WHEN really_started THEN coalesce(started_at, now()) ELSE started_at END,
-           now(), new_reason, new_result::jsonb,
-           progress_done, progress_total, progress_message, checkpoint,
-           coalesce(summary, error_summary), coalesce(detail, error_detail),
-           now() + CASE WHEN new_state IN ('succeeded', 'cancelled') THEN s.keep_done ELSE s.keep_failed END
-      FROM done, kappa.engine_settings AS s
-)
-SELECT id, CASE WHEN parent_id IS NOT NULL THEN pg_notify('kappa_job', 'child ' || parent_id) END FROM done;
+SELECT * FROM kappa.settle(%(ids)s::bigint[], %(tokens)s::bigint[], %(states)s::text[], %(results)s::text[], %(reasons)s::text[], %(summaries)s::text[], %(details)s::text[], %(started)s::boolean[]);
 
 -- name: put_back
--- Out of a lease and not finished: to run again later (an attempt that counts, or a snooze), or at once if it was
--- never begun. A lost attempt is one of these.
-WITH back AS (
-    SELECT * FROM unnest(%(ids)s::bigint[], %(tokens)s::bigint[], %(delays)s::double precision[],
-                         %(snoozed)s::boolean[], %(summaries)s::text[], %(details)s::text[], %(started)s::boolean[])
-               AS b (id, token, delay, snoozed, summary, detail, really_started)
-), moved AS (
-    UPDATE kappa.jobs AS j
-       SET state = (CASE WHEN b.delay > 0 THEN 'scheduled' ELSE 'queued' END)::kappa.job_state,
-           run_at = CASE WHEN b.delay > 0 THEN now() + make_interval(secs => b.delay) END,
-           attempt = j.attempt + (b.really_started AND j.attempt_started_at IS NULL)::int,
-           max_attempts = j.max_attempts + b.snoozed::int,
-           started_at = CASE WHEN b.really_started THEN coalesce(j.started_at, now()) ELSE j.started_at END,
-           attempt_started_at = NULL, lease_owner = NULL, lease_token = NULL, lease_until = NULL, waiting = false,
-           error_summary = coalesce(b.summary, j.error_summary), error_detail = coalesce(b.detail, j.error_detail)
-      FROM back AS b
-     WHERE j.id = b.id AND j.lease_token = b.token AND j.state = 'running'
-    RETURNING j.id, j.lane, j.run_at
-), told AS (
-    SELECT pg_notify('kappa_due', extract(epoch FROM min(run_at))::text) FROM moved HAVING min(run_at) IS NOT NULL
-    UNION ALL
-    SELECT pg_notify('kappa_wake', lane) FROM moved WHERE run_at IS NULL GROUP BY lane
-)
-SELECT id, (SELECT count(*) FROM told) FROM moved;
+SELECT * FROM kappa.put_back(%(ids)s::bigint[], %(tokens)s::bigint[], %(delays)s::double precision[], %(snoozed)s::boolean[], %(summaries)s::text[], %(details)s::text[], %(started)s::boolean[]);
 
 -- name: release
--- At the end of a grace period: the lease is given up, so that another owner adopts the job at once.
-WITH freed AS (
-    UPDATE kappa.jobs AS j
-       SET lease_owner = NULL, lease_token = NULL, lease_until = NULL
-      FROM unnest(%(ids)s::bigint[], %(tokens)s::bigint[]) AS held (id, token)
-     WHERE j.id = held.id AND j.lease_token = held.token AND j.state = 'running'
-    RETURNING j.id, j.lane
-), told AS (
-    SELECT pg_notify('kappa_wake', lane) FROM freed GROUP BY lane
-)
-SELECT id, (SELECT count(*) FROM told) FROM freed;
+SELECT * FROM kappa.release(%(ids)s::bigint[], %(tokens)s::bigint[]);
 
 -- name: progress
-UPDATE kappa.jobs AS j
-   SET progress_done = p.done, progress_total = p.total, progress_message = p.message
-  FROM unnest(%(ids)s::bigint[], %(tokens)s::bigint[], %(done)s::double precision[],
-              %(total)s::double precision[], %(messages)s::text[]) AS p (id, token, done, total, message)
- WHERE j.id = p.id AND j.lease_token = p.token AND j.state = 'running'
-RETURNING j.id;
+SELECT * FROM kappa.progress(%(ids)s::bigint[], %(tokens)s::bigint[], %(done)s::double precision[], %(total)s::double precision[], %(messages)s::text[]);
 
 -- name: checkpoint
 UPDATE kappa.jobs SET checkpoint = %(value)s::jsonb

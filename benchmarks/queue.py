@@ -1,0 +1,228 @@
+"""The queue beside its peers and beside the limit: `python -m benchmarks.queue [--quick] [--json FILE]`.
+
+One embedded server with durable defaults, a fresh database for each contender, no-op jobs, full semantics (leases,
+fencing, history). What is compared is measured in turns, several times, and the medians are divided; a peer's drain is
+the best of all its configurations.
+"""
+
+import argparse
+import statistics
+import sys
+import tempfile
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import psycopg
+from psycopg import sql
+
+from benchmarks.peers import available, ceiling, ensure
+from benchmarks.peers.driven import Driven
+from benchmarks.peers.settings import Settings
+from benchmarks.report import Report, console
+from kappa.pg.embedded import EmbeddedServer
+
+DRIVER = Path(__file__).parent / "peers" / "drivers" / "run_kappa.py"
+FINISHED, FUTURE = 1_000_000, 100_000
+
+
+def _kappa(kind: str) -> Driven:
+    return Driven(
+        Settings(
+            name="Kappa",
+            command=[sys.executable, str(DRIVER)],
+            unfinished=b"select exists (select from kappa.jobs where state in ('queued', 'running'))",
+            configs={f"batch {size}": {"batch": size} for size in (250, 500)},
+            best={1: "batch 500"},
+            idle="batch 500",
+            env={"KAPPA_BENCH_KIND": kind},
+        )
+    )
+
+
+KAPPA = _kappa("noop")
+KAPPA_THREADS = _kappa("noop_thread")
+
+
+class Bench:
+    """One run."""
+
+    def __init__(self, server: EmbeddedServer, quick: bool) -> None:
+        self.server = server
+        self.rounds = 2 if quick else 3
+        self.jobs = 30_000 if quick else 100_000
+        self.slow_jobs = 2_000 if quick else 4_000
+        self.seconds = 2.0 if quick else 5.0
+        self.samples = 100 if quick else 300
+        self.idle_seconds = 15.0 if quick else 30.0
+        self.quick = quick
+        self.report = Report("bars of the queue")
+        self.peers, self.missing = available()
+        self._names = 0
+
+    def database(self) -> str:
+        """A fresh, empty database."""
+        self._names += 1
+        name = f"bench_{self._names}"
+        with closing(psycopg.connect(self.server.url(database="postgres"), autocommit=True)) as admin:
+            admin.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
+        return self.server.url(database=name)
+
+    def contender(self, peer: Driven) -> str:
+        url = self.database()
+        peer.install(url)
+        return url
+
+    def run(self) -> None:
+        ensure()
+        for gone in self.missing:
+            console.print(f"[bold red]NOT MEASURED: {gone.name}: {gone.reason}[/]")
+        self.enqueue()
+        self.drain()
+        self.latency()
+        self.idle()
+        self.growth()
+        self.report.show()
+
+    def in_turns(self, what: str, contenders: dict[str, Callable[[], float]]) -> dict[str, float]:
+        """Medians of several rounds in which everyone has a turn."""
+        results: dict[str, list[float]] = {name: [] for name in contenders}
+        for _ in range(self.rounds):
+            for name, measure in contenders.items():
+                results[name].append(measure())
+        return {
+            name: self.report.figure(f"{what}: {name}", statistics.median(values)) for name, values in results.items()
+        }
+
+    def enqueue(self) -> None:
+        console.print("[bold]enqueue, jobs/s[/]")
+        everyone = {peer.name: peer for peer in (KAPPA, *self.peers)}
+        urls = {name: self.contender(peer) for name, peer in everyone.items()}  # type: ignore[arg-type]
+        one = self.in_turns(
+            "enqueue one",
+            {name: lambda p=peer, u=urls[name]: p.enqueue_one(u, self.seconds) for name, peer in everyone.items()},
+        )
+        batch = self.in_turns(
+            "enqueue batch of 1000",
+            {name: lambda p=peer, u=urls[name]: p.enqueue_batch(u, self.jobs) for name, peer in everyone.items()},
+        )
+        copy = self.report.figure("ceiling: binary COPY", ceiling.copy_in(self.database(), self.jobs))
+        self.report.figure("enqueue batch, share of COPY's ceiling", batch["Kappa"] / copy)
+        if "PgQueuer" in one:
+            self.report.bar("enqueue one / PgQueuer", one["Kappa"] / one["PgQueuer"], 1.5)
+        best = max(rate for name, rate in batch.items() if name != "Kappa")
+        self.report.bar("enqueue batch / best peer", batch["Kappa"] / best, 3.0)
+
+    def drain(self) -> None:
+        console.print("[bold]drain, jobs/s[/]")
+        contenders: dict[str, Callable[[], float]] = {}
+        for processes in (1, 2):
+            for config in KAPPA.configs():
+                contenders[f"Kappa, {config}, {processes} proc"] = self._drain(KAPPA, processes, config)
+            contenders[f"raw loop, {processes} proc"] = lambda n=processes: ceiling.loop(self.database(), self.jobs, n)
+            for peer in self.peers:
+                if peer.name == "Procrastinate":
+                    contenders[f"{peer.name}, {processes} proc"] = self._drain(peer, processes, None)
+                    continue
+                configs = [peer.best_config(processes)] if self.quick else peer.configs()
+                for config in configs:
+                    contenders[f"{peer.name}, {config}, {processes} proc"] = self._drain(peer, processes, config)
+        contenders["Kappa, 16 threads, 1 proc"] = self._drain(KAPPA_THREADS, 1, None, self.jobs // 5)
+        rates = self.in_turns("drain", contenders)
+        ours = _best(rates, "Kappa, batch")
+        for name, bar in (("graphile-worker", 1.5), ("PgQueuer", 3.0)):
+            if (theirs := _best(rates, name)) > 0:
+                self.report.bar(f"drain / best of {name}", ours / theirs, bar)
+        self.report.bar("drain / raw loop", ours / _best(rates, "raw loop"), 0.6)
+
+    def _drain(self, peer: Driven, processes: int, config: str | None, jobs: int | None = None) -> Callable[[], float]:
+        def measure() -> float:
+            slow = peer.name == "Procrastinate" or config == "one by one"
+            return peer.drain(self.contender(peer), jobs or (self.slow_jobs if slow else self.jobs), processes, config)
+
+        return measure
+
+    def latency(self) -> None:
+        console.print("[bold]idle pick-up, ms from commit to handler[/]")
+        medians: dict[str, list[float]] = {}
+        contenders = [(peer, self.contender(peer)) for peer in (KAPPA, *self.peers)]  # type: ignore[arg-type]
+        for _ in range(self.rounds):
+            for peer, url in contenders:
+                waits = sorted(peer.latency(url, self.samples))
+                medians.setdefault(f"{peer.name} p50", []).append(statistics.median(waits))
+                medians.setdefault(f"{peer.name} p99", []).append(waits[int(len(waits) * 0.99) - 1])
+        found = {
+            name: self.report.figure(f"latency: {name}", statistics.median(values)) for name, values in medians.items()
+        }
+        theirs = min(found[f"{peer.name} p50"] for peer in self.peers)
+        self.report.bar("pick-up p50 / best peer", found["Kappa p50"] / theirs, 1.0, at_most=True)
+
+    def idle(self) -> None:
+        console.print("[bold]idle, transactions/s of one worker process[/]")
+        for peer in (KAPPA, *self.peers):
+            rate = peer.idle_tps(self.contender(peer), self.idle_seconds)  # type: ignore[arg-type]
+            self.report.figure(f"idle: {peer.name}", rate)
+            if peer is KAPPA:
+                self.report.bar("idle transactions/s", rate, 1.5, at_most=True)
+
+    def growth(self) -> None:
+        console.print("[bold]drain with history, with future jobs, with a transaction held open, jobs/s[/]")
+
+        def empty() -> float:
+            return KAPPA.drain(self.contender(KAPPA), self.jobs, 1)
+
+        def grown() -> float:
+            url = self.contender(KAPPA)
+            _fill(url)
+            return KAPPA.drain(url, self.jobs, 1)
+
+        def held() -> float:
+            url = self.contender(KAPPA)
+            with closing(psycopg.connect(url)) as analyst:
+                analyst.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+                analyst.execute("SELECT count(*) FROM kappa.jobs")
+                return KAPPA.drain(url, self.jobs, 1)
+
+        rates = self.in_turns("drain", {"empty": empty, "1M finished, 100k future": grown, "transaction held": held})
+        self.report.bar(
+            "drain with history and future / empty", rates["1M finished, 100k future"] / rates["empty"], 0.9
+        )
+        self.report.bar("drain with a transaction held open / free", rates["transaction held"] / rates["empty"], 0.8)
+
+
+def _best(rates: dict[str, float], prefix: str) -> float:
+    return max((rate for name, rate in rates.items() if name.startswith(prefix)), default=0.0)
+
+
+def _fill(url: str) -> None:
+    with closing(psycopg.connect(url, autocommit=True)) as connection:
+        connection.execute(
+            "INSERT INTO kappa.finished_jobs (id, lane, kind, state, priority, payload, created_at, max_attempts,"
+            " attempt, started_at, finished_at, keep_until) SELECT -n, 'bench', 'noop', 'succeeded', 0, 'null', now(),"
+            " 1, 1, now(), now(), now() + interval '2 days' FROM generate_series(1, %s) AS n",
+            [FINISHED],
+        )
+        connection.execute(
+            "INSERT INTO kappa.jobs (lane, kind, state, run_at) SELECT 'bench', 'noop', 'scheduled',"
+            " now() + interval '1 day' + make_interval(secs => n) FROM generate_series(1, %s) AS n",
+            [FUTURE],
+        )
+        connection.execute("VACUUM ANALYZE")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--quick", action="store_true", help="smaller data, fewer rounds: a few minutes")
+    parser.add_argument("--json", type=Path, help="write bars and figures to this file")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="kappa-bench-") as home:
+        server = EmbeddedServer(Path(home), settings={"max_connections": "200"}, say=console.print)
+        with server.hold("the benchmark"):
+            bench = Bench(server, arguments.quick)
+            bench.run()
+    if arguments.json:
+        bench.report.write(arguments.json)
+
+
+if __name__ == "__main__":
+    main()

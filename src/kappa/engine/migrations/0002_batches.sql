@@ -1,0 +1,184 @@
+-- What workers write, each one statement for a whole batch, guarded by id and token. Only running jobs have a token, by
+-- the constraint jobs_lease, so the token is the state's guard as well.
+--
+-- They are functions for the planner's sake: it takes the join of a few hundred ids with a queue's table for a hash join
+-- over all of it, or for one that begins with the running jobs, of which there were none when it last counted. Either
+-- costs ten times as much. Inside, it knows of no way but the primary key, on every connection and behind every pooler.
+
+CREATE FUNCTION kappa.tell_parent(job bigint, parent bigint) RETURNS bigint LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM pg_notify('kappa_job', 'child ' || parent);
+    RETURN job;
+END $$;
+
+CREATE FUNCTION kappa.mark_started(
+    ids bigint[], tokens bigint[]
+) RETURNS SETOF bigint LANGUAGE plpgsql
+  SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+  SET plan_cache_mode = force_generic_plan
+AS $$
+#variable_conflict use_column
+BEGIN
+    RETURN QUERY
+    UPDATE kappa.jobs AS j
+       SET attempt = j.attempt + 1, attempt_started_at = now(), started_at = coalesce(j.started_at, now())
+      FROM unnest(mark_started.ids, mark_started.tokens) AS s (id, token)
+     WHERE j.id = s.id AND j.lease_token = s.token AND j.attempt_started_at IS NULL
+    RETURNING j.id;
+END $$;
+
+-- Every job of an owner at once. What doesn't come back is lost.
+CREATE FUNCTION kappa.renew(
+    ids bigint[], tokens bigint[]
+) RETURNS TABLE (job bigint, cancel text) LANGUAGE plpgsql
+  SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+  SET plan_cache_mode = force_generic_plan
+AS $$
+#variable_conflict use_column
+BEGIN
+    RETURN QUERY
+    UPDATE kappa.jobs AS j
+       SET lease_until = now() + l.lease_ttl
+      FROM unnest(renew.ids, renew.tokens) AS held (id, token), kappa.lanes AS l
+     WHERE j.id = held.id AND j.lease_token = held.token AND l.name = j.lane
+    RETURNING j.id, j.cancel_reason;
+END $$;
+
+-- The quickest way out, for jobs that have nothing to say.
+CREATE FUNCTION kappa.settle_succeeded(
+    ids bigint[], tokens bigint[]
+) RETURNS SETOF bigint LANGUAGE plpgsql
+  SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+  SET plan_cache_mode = force_generic_plan
+AS $$
+#variable_conflict use_column
+BEGIN
+    RETURN QUERY
+    WITH done AS (
+        DELETE FROM kappa.jobs AS j
+         USING unnest(settle_succeeded.ids, settle_succeeded.tokens) AS d (id, token)
+         WHERE j.id = d.id AND j.lease_token = d.token
+        RETURNING j.*
+    )
+    INSERT INTO kappa.finished_jobs AS f (
+        id, lane, kind, state, priority, payload, created_at, submitted_by, dedup_key, parent_id, spawn_key, retry_of,
+        estimate, approved_by, approved_at, timeout, max_attempts, attempt, started_at, finished_at,
+        progress_done, progress_total, progress_message, checkpoint, error_summary, error_detail, keep_until)
+    SELECT id, lane, kind, 'succeeded', priority, payload, created_at, submitted_by, dedup_key, parent_id, spawn_key,
+           retry_of, estimate, approved_by, approved_at, timeout, max_attempts,
+           attempt + (attempt_started_at IS NULL)::int, coalesce(started_at, now()), now(),
+           progress_done, progress_total, progress_message, checkpoint, error_summary, error_detail,
+           now() + (SELECT keep_done FROM kappa.engine_settings)
+      FROM done
+    RETURNING CASE WHEN f.parent_id IS NULL THEN f.id ELSE kappa.tell_parent(f.id, f.parent_id) END;
+END $$;
+
+CREATE FUNCTION kappa.settle(
+    ids bigint[], tokens bigint[], states text[], results text[], reasons text[], summaries text[], details text[], started boolean[]
+) RETURNS SETOF bigint LANGUAGE plpgsql
+  SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+  SET plan_cache_mode = force_generic_plan
+AS $$
+#variable_conflict use_column
+BEGIN
+    RETURN QUERY
+    WITH outcome AS (
+        SELECT * FROM unnest(settle.ids, settle.tokens, settle.states, settle.results,
+                             settle.reasons, settle.summaries, settle.details, settle.started)
+                   AS o (id, token, new_state, new_result, new_reason, summary, detail, really_started)
+    ), done AS (
+        DELETE FROM kappa.jobs AS j
+         USING outcome AS o
+         WHERE j.id = o.id AND j.lease_token = o.token
+        RETURNING j.*, o.new_state, o.new_result, o.new_reason, o.summary, o.detail, o.really_started
+    ), kept AS (
+        INSERT INTO kappa.finished_jobs (
+            id, lane, kind, state, priority, payload, created_at, submitted_by, dedup_key, parent_id, spawn_key, retry_of,
+            estimate, approved_by, approved_at, timeout, max_attempts, attempt, started_at, finished_at, reason, result,
+            progress_done, progress_total, progress_message, checkpoint, error_summary, error_detail, keep_until)
+        SELECT id, lane, kind, new_state::kappa.job_state, priority, payload, created_at, submitted_by, dedup_key,
+               parent_id, spawn_key, retry_of, estimate, approved_by, approved_at, timeout, max_attempts,
+               attempt + (really_started AND attempt_started_at IS NULL)::int,
+               CASE WHEN really_started THEN coalesce(started_at, now()) ELSE started_at END,
+               now(), new_reason, new_result::jsonb,
+               progress_done, progress_total, progress_message, checkpoint,
+               coalesce(summary, error_summary), coalesce(detail, error_detail),
+               now() + CASE WHEN new_state IN ('succeeded', 'cancelled') THEN s.keep_done ELSE s.keep_failed END
+          FROM done, kappa.engine_settings AS s
+    )
+    SELECT CASE WHEN parent_id IS NULL THEN id ELSE kappa.tell_parent(id, parent_id) END FROM done;
+END $$;
+
+-- Out of a lease and not finished: to run again later (an attempt that counts, or a snooze), or at once if it was
+-- never begun. A lost attempt is one of these.
+CREATE FUNCTION kappa.put_back(
+    ids bigint[], tokens bigint[], delays double precision[], snoozed boolean[], summaries text[], details text[], started boolean[]
+) RETURNS SETOF bigint LANGUAGE plpgsql
+  SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+  SET plan_cache_mode = force_generic_plan
+AS $$
+#variable_conflict use_column
+BEGIN
+    RETURN QUERY
+    WITH back AS (
+        SELECT * FROM unnest(put_back.ids, put_back.tokens, put_back.delays,
+                             put_back.snoozed, put_back.summaries, put_back.details, put_back.started)
+                   AS b (id, token, delay, snoozed, summary, detail, really_started)
+    ), moved AS (
+        UPDATE kappa.jobs AS j
+           SET state = (CASE WHEN b.delay > 0 THEN 'scheduled' ELSE 'queued' END)::kappa.job_state,
+               run_at = CASE WHEN b.delay > 0 THEN now() + make_interval(secs => b.delay) END,
+               attempt = j.attempt + (b.really_started AND j.attempt_started_at IS NULL)::int,
+               max_attempts = j.max_attempts + b.snoozed::int,
+               started_at = CASE WHEN b.really_started THEN coalesce(j.started_at, now()) ELSE j.started_at END,
+               attempt_started_at = NULL, lease_owner = NULL, lease_token = NULL, lease_until = NULL, waiting = false,
+               error_summary = coalesce(b.summary, j.error_summary), error_detail = coalesce(b.detail, j.error_detail)
+          FROM back AS b
+         WHERE j.id = b.id AND j.lease_token = b.token
+        RETURNING j.id, j.lane, j.run_at
+    ), told AS (
+        SELECT pg_notify('kappa_due', extract(epoch FROM min(run_at))::text) FROM moved HAVING min(run_at) IS NOT NULL
+        UNION ALL
+        SELECT pg_notify('kappa_wake', lane) FROM moved WHERE run_at IS NULL GROUP BY lane
+    )
+    SELECT id FROM moved WHERE (SELECT count(*) FROM told) >= 0;
+END $$;
+
+-- At the end of a grace period: the lease is given up, so that another owner adopts the job at once.
+CREATE FUNCTION kappa.release(
+    ids bigint[], tokens bigint[]
+) RETURNS SETOF bigint LANGUAGE plpgsql
+  SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+  SET plan_cache_mode = force_generic_plan
+AS $$
+#variable_conflict use_column
+BEGIN
+    RETURN QUERY
+    WITH freed AS (
+        UPDATE kappa.jobs AS j
+           SET lease_owner = NULL, lease_token = NULL, lease_until = NULL
+          FROM unnest(release.ids, release.tokens) AS held (id, token)
+         WHERE j.id = held.id AND j.lease_token = held.token
+        RETURNING j.id, j.lane
+    ), told AS (
+        SELECT pg_notify('kappa_wake', lane) FROM freed GROUP BY lane
+    )
+    SELECT id FROM freed WHERE (SELECT count(*) FROM told) >= 0;
+END $$;
+
+CREATE FUNCTION kappa.progress(
+    ids bigint[], tokens bigint[], done double precision[], total double precision[], messages text[]
+) RETURNS SETOF bigint LANGUAGE plpgsql
+  SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+  SET plan_cache_mode = force_generic_plan
+AS $$
+#variable_conflict use_column
+BEGIN
+    RETURN QUERY
+    UPDATE kappa.jobs AS j
+       SET progress_done = p.done, progress_total = p.total, progress_message = p.message
+      FROM unnest(progress.ids, progress.tokens, progress.done,
+                  progress.total, progress.messages) AS p (id, token, done, total, message)
+     WHERE j.id = p.id AND j.lease_token = p.token
+    RETURNING j.id;
+END $$;

@@ -1,0 +1,727 @@
+"""Handlers and what their contexts do, in threads, on the event loop and in child processes."""
+
+import asyncio
+import multiprocessing
+import os
+import threading
+from collections.abc import Iterator
+from datetime import timedelta
+
+import psycopg
+import pytest
+
+from kappa.engine import (
+    AsyncJobContext,
+    BadPayload,
+    Client,
+    Engine,
+    Executor,
+    Job,
+    JobContext,
+    JobState,
+    Lane,
+    WorkerConfig,
+)
+from kappa.engine.testing import Heard, drain, maintain, working
+from tests.engine.site import HOUR_MS, Site, place, seen
+from tests.engine.work import LANE
+
+HOUR = timedelta(hours=1)
+FOLLOWER = WorkerConfig(lead=False, grace=timedelta(seconds=5))
+"""Time moves only when the test says so."""
+
+
+@pytest.fixture
+def site(url: str) -> Iterator[Site]:
+    made = Site(url)
+    yield made
+    made.close()
+
+
+@pytest.fixture(params=[Executor.THREAD, Executor.ASYNC, Executor.PROCESS], ids=lambda executor: executor.value)
+def executor(request: pytest.FixtureRequest) -> Executor:
+    return request.param
+
+
+@pytest.fixture(params=[Executor.THREAD, Executor.PROCESS], ids=lambda executor: executor.value)
+def sync_executor(request: pytest.FixtureRequest) -> Executor:
+    return request.param
+
+
+async def ended(engine: Engine, client: Client, kind: str, payload: object = None) -> Job:
+    """A job of that kind after a worker had nothing left to do."""
+    made = client.enqueue(kind, payload)
+    await drain(engine, FOLLOWER)
+    return client.show(made.id)
+
+
+async def reaped(engine: Engine) -> None:
+    await maintain(engine, later=HOUR, only=lambda name: name == "reaper")
+
+
+async def promoted(engine: Engine) -> None:
+    await maintain(engine, later=24 * HOUR, only=lambda name: name == "promoter")
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+# Payloads and results
+
+
+async def test_payloads_and_results_have_the_types_of_the_handler(
+    engine: Engine, client: Client, executor: Executor
+) -> None:
+    place(engine, executor, "add")
+    done = await ended(engine, client, "add", {"left": 2, "right": "3"})
+    assert (done.state, done.result) == (JobState.SUCCEEDED, {"total": 5})
+
+
+def test_a_payload_of_the_wrong_type_is_refused_and_makes_no_job(engine: Engine, client: Client) -> None:
+    place(engine, Executor.THREAD, "add")
+    with pytest.raises(BadPayload, match="right"):
+        client.enqueue("add", {"left": 2})
+    assert client.counts() == {}
+
+
+async def test_a_result_of_the_wrong_type_fails_the_job_and_says_why(
+    engine: Engine, client: Client, executor: Executor
+) -> None:
+    place(engine, executor, "give", idempotent=True)
+    done = await ended(engine, client, "give", "not a number")
+    assert done.state is JobState.FAILED
+    assert "gave a result that isn't one" in (done.error_summary or "")
+
+
+async def test_a_handler_that_forgets_its_result_fails(engine: Engine, client: Client, executor: Executor) -> None:
+    place(engine, executor, "give")
+    done = await ended(engine, client, "give", None)
+    assert done.state is JobState.FAILED
+
+
+async def test_a_payload_that_its_type_no_longer_takes_fails_for_good_without_a_run(
+    engine: Engine, client: Client, site: Site, executor: Executor
+) -> None:
+    place(engine, executor, "add", idempotent=True)
+    made = client.enqueue("add", {"left": 1, "right": 2})
+    site.do("UPDATE kappa.jobs SET payload = '{}' WHERE id = %s", made.id)
+    await drain(engine, FOLLOWER)
+    done = client.show(made.id)
+    assert done.state is JobState.FAILED
+    assert "left" in (done.error_summary or "")
+
+
+async def test_blocking_handlers_run_in_threads_async_ones_on_the_loop_and_process_ones_elsewhere(
+    engine: Engine, client: Client, executor: Executor
+) -> None:
+    place(engine, executor, "where")
+    pid, thread = (await ended(engine, client, "where")).result
+    assert (pid == os.getpid()) is (executor is not Executor.PROCESS)
+    if executor is not Executor.PROCESS:
+        assert (thread == threading.get_ident()) is (executor is Executor.ASYNC)
+
+
+async def test_a_blocking_handler_in_an_async_lane_does_not_block_the_loop(engine: Engine, client: Client) -> None:
+    started, free = asyncio.Event(), threading.Event()
+    loop = asyncio.get_running_loop()
+
+    @engine.job("block")
+    def block(ctx: JobContext) -> None:
+        loop.call_soon_threadsafe(started.set)
+        assert free.wait(30)
+
+    engine.lane(Lane(LANE, kinds=("block",), executor=Executor.ASYNC))
+    engine.install()
+    made = client.enqueue("block")
+    async with working(engine, FOLLOWER):
+        await started.wait()
+        free.set()
+        await seen(lambda: client.show(made.id).state is JobState.SUCCEEDED)
+
+
+async def test_a_context_tells_the_facts_of_its_job(engine: Engine, client: Client, executor: Executor) -> None:
+    place(engine, executor, "facts", idempotent=True)
+    done = await ended(engine, client, "facts")
+    assert done.result == [done.id, "facts", LANE, 1, 3, False, False]
+
+
+# Progress, checkpoints, cancelling
+
+
+async def test_progress_is_seen_while_the_job_runs(
+    engine: Engine, client: Client, site: Site, executor: Executor
+) -> None:
+    place(engine, executor, "report")
+    site.shut(1)
+    made = client.enqueue("report", site.task(gate=1))
+    async with working(engine, FOLLOWER):
+        running = await seen(lambda: job if (job := client.show(made.id)).progress_done is not None else None)
+        assert (running.state, running.progress_done, running.progress_total, running.progress_message) == (
+            JobState.RUNNING, 3, 10, "reading",
+        )  # fmt: skip
+        site.open(1)
+        await seen(lambda: client.show(made.id).state.terminal)
+
+
+async def test_the_last_progress_is_kept_with_the_finished_job(
+    engine: Engine, client: Client, site: Site, executor: Executor
+) -> None:
+    place(engine, executor, "report")
+    done = await ended(engine, client, "report", site.task())
+    assert (done.progress_done, done.progress_message) == (10, "done")
+
+
+async def test_a_checkpoint_is_read_by_the_next_attempt(engine: Engine, client: Client, executor: Executor) -> None:
+    place(engine, executor, "resume", idempotent=True)
+    made = client.enqueue("resume")
+    await drain(engine, FOLLOWER)
+    await promoted(engine)
+    await drain(engine, FOLLOWER)
+    done = client.show(made.id)
+    assert (done.state, done.attempt, done.result) == (JobState.SUCCEEDED, 2, {"page": 7})
+
+
+async def test_a_running_job_that_is_cancelled_stops_at_its_next_look_with_the_reason_that_was_given(
+    engine: Engine, client: Client, site: Site, executor: Executor
+) -> None:
+    place(engine, executor, "until_cancelled", idempotent=True)
+    made = client.enqueue("until_cancelled", site.task())
+    async with working(engine, FOLLOWER):
+        await asyncio.to_thread(site.until_said, "began")
+        assert client.cancel(made.id, "not needed") is JobState.RUNNING
+        await seen(lambda: client.show(made.id).state.terminal)
+    done = client.show(made.id)
+    assert (done.state, done.reason) == (JobState.CANCELLED, "not needed")
+
+
+@pytest.mark.parametrize("name", ["retry", "snooze", "raise"])
+async def test_a_cancelled_job_is_not_put_back_whatever_its_handler_says(
+    engine: Engine, client: Client, name: str
+) -> None:
+    began, free = asyncio.Event(), asyncio.Event()
+
+    @engine.job("slow", idempotent=True)
+    async def slow(ctx: AsyncJobContext) -> object:
+        from tests.engine.work import outcome_async
+
+        began.set()
+        await free.wait()
+        while not ctx.cancelled:
+            await asyncio.sleep(0.001)
+        return await outcome_async(ctx, name)
+
+    engine.lane(Lane(LANE, kinds=("slow",), executor=Executor.ASYNC))
+    engine.install()
+    made = client.enqueue("slow")
+    async with working(engine, FOLLOWER):
+        await began.wait()
+        client.cancel(made.id, "not needed")
+        free.set()
+        await seen(lambda: client.show(made.id).state is not JobState.RUNNING)
+    assert client.show(made.id).state is JobState.CANCELLED
+
+
+# The handler's own transaction
+
+
+async def test_writes_in_the_transaction_and_the_settling_commit_together(
+    engine: Engine, client: Client, site: Site, executor: Executor
+) -> None:
+    place(engine, executor, "write")
+    site.shut(1)
+    made = client.enqueue("write", site.task(gate=1, text="kept"))
+    async with working(engine, FOLLOWER):
+        await asyncio.to_thread(site.until_said, "wrote 1")
+        assert (site.written, site.state(made.id)) == ([], "running")
+        site.open(1)
+        await seen(lambda: site.state(made.id) == "succeeded")
+    assert (site.written, client.show(made.id).result) == (["kept 1"], "kept")
+
+
+async def test_writes_in_the_transaction_are_undone_when_the_handler_raises(
+    engine: Engine, client: Client, site: Site, executor: Executor
+) -> None:
+    place(engine, executor, "write")
+    done = await ended(engine, client, "write", site.task(text="raise"))
+    assert (done.state, site.written, site.said) == (JobState.FAILED, [], ["wrote 1"])
+
+
+async def test_writes_in_the_transaction_are_undone_when_the_handler_asks_for_a_retry(
+    engine: Engine, client: Client, site: Site, executor: Executor
+) -> None:
+    place(engine, executor, "write_and_retry", idempotent=True)
+    done = await ended(engine, client, "write_and_retry")
+    assert (done.state, site.written) == (JobState.SCHEDULED, [])
+
+
+async def test_writes_in_the_transaction_are_undone_when_the_lease_was_lost(
+    engine: Engine, client: Client, site: Site, executor: Executor
+) -> None:
+    place(engine, executor, "write", idempotent=True)
+    site.shut(1)
+    made = client.enqueue("write", site.task(gate=1))
+    async with working(engine, FOLLOWER):
+        await asyncio.to_thread(site.until_said, "wrote 1")
+        await seen(lambda: client.show(made.id).attempt == 1)
+        await reaped(engine)
+        await seen(lambda: site.state(made.id) == "scheduled")
+        site.open(1)
+    assert (site.written, site.state(made.id)) == ([], "scheduled")
+
+
+async def test_blocks_of_the_transaction_share_it_and_one_that_fails_is_undone_alone(
+    engine: Engine, client: Client, site: Site, executor: Executor
+) -> None:
+    place(engine, executor, "write_twice")
+    done = await ended(engine, client, "write_twice")
+    assert (done.state, site.written) == (JobState.SUCCEEDED, ["first", "second"])
+
+
+async def test_a_transaction_that_the_database_refuses_at_its_commit_fails_the_job(
+    engine: Engine, client: Client, site: Site, executor: Executor
+) -> None:
+    place(engine, executor, "write_badly")
+    made = client.enqueue("write_badly")
+    async with working(engine, FOLLOWER):
+        await seen(lambda: site.state(made.id) != "queued" and site.owner(made.id) is None)
+    done = client.show(made.id)
+    assert (done.state, site.written) == (JobState.FAILED, [])
+    assert "violates foreign key" not in (done.error_summary or "")
+    assert "violates foreign key" in (done.error_detail or "")
+
+
+async def test_an_async_handler_that_is_cut_off_leaves_no_transaction_open(
+    engine: Engine, client: Client, site: Site
+) -> None:
+    place(engine, Executor.ASYNC, "write", idempotent=True)
+    site.shut(1)
+    client.enqueue("write", site.task(gate=1))
+    async with working(engine, WorkerConfig(lead=False, grace=timedelta(0))):
+        await asyncio.to_thread(site.until_said, "wrote 1")
+    left = """SELECT query FROM pg_stat_activity
+               WHERE datname = current_database() AND state LIKE 'idle in transaction%'"""
+    await seen(lambda: not site.rows(left))
+
+
+# Outcomes
+
+
+async def test_a_retry_after_a_while_is_scheduled_for_then_and_counts(
+    engine: Engine, client: Client, site: Site, executor: Executor
+) -> None:
+    place(engine, executor, "outcome", idempotent=True)
+    done = await ended(engine, client, "outcome", "retry later")
+    assert (done.state, done.attempt) == (JobState.SCHEDULED, 1)
+    wait = "SELECT run_at - now() BETWEEN '1 hour 59 minutes' AND '2 hours' FROM kappa.jobs WHERE id = %s"
+    assert site.rows(wait, done.id) == [True]
+
+
+async def test_a_retry_without_a_time_backs_off_a_second_more_or_less(
+    engine: Engine, client: Client, site: Site
+) -> None:
+    place(engine, Executor.THREAD, "outcome", idempotent=True)
+    made = client.enqueue("outcome", "retry")
+    settled_at = site.rows("SELECT now()")[0]
+    await drain(engine, FOLLOWER)
+    done = client.show(made.id)
+    assert done.run_at is not None
+    assert done.run_at - settled_at > timedelta(seconds=0.8)
+    assert (done.state, done.attempt, done.error_summary) == (JobState.SCHEDULED, 1, "the handler asked for a retry")
+
+
+async def test_a_retry_ends_as_failed_when_the_attempts_are_used_up(
+    engine: Engine, client: Client, executor: Executor
+) -> None:
+    place(engine, executor, "outcome", idempotent=True)
+    made = client.enqueue("outcome", "retry later", max_attempts=2)
+    await drain(engine, FOLLOWER)
+    await promoted(engine)
+    await drain(engine, FOLLOWER)
+    done = client.show(made.id)
+    assert (done.state, done.attempt) == (JobState.FAILED, 2)
+
+
+async def test_a_snooze_uses_up_no_attempt(engine: Engine, client: Client, executor: Executor) -> None:
+    place(engine, executor, "outcome")
+    made = client.enqueue("outcome", "snooze", max_attempts=1)
+    for _ in range(3):
+        await drain(engine, FOLLOWER)
+        assert client.show(made.id).state is JobState.SCHEDULED
+        await promoted(engine)
+    await drain(engine, FOLLOWER)
+    done = client.show(made.id)
+    assert (done.state, done.result) == (JobState.SUCCEEDED, "awake")
+
+
+async def test_a_job_may_snooze_for_weeks(engine: Engine, client: Client, site: Site) -> None:
+    place(engine, Executor.ASYNC, "outcome")
+    made = client.enqueue("outcome", "snooze")
+    site.do("UPDATE kappa.jobs SET attempt = 32766, max_attempts = 32767, claims = 32767 WHERE id = %s", made.id)
+    site.do("UPDATE kappa.jobs SET payload = '\"retry later\"' WHERE id = %s", made.id)
+    await drain(engine, FOLLOWER)
+    assert client.show(made.id).state is JobState.FAILED
+
+
+async def test_a_handler_may_cancel_its_own_job(engine: Engine, client: Client, executor: Executor) -> None:
+    place(engine, executor, "outcome", idempotent=True)
+    done = await ended(engine, client, "outcome", "cancel")
+    assert (done.state, done.reason, done.attempt) == (JobState.CANCELLED, "nothing to do", 1)
+
+
+async def test_an_exception_is_retried_by_policy_with_a_safe_summary_and_its_traceback(
+    engine: Engine, client: Client, executor: Executor
+) -> None:
+    place(engine, executor, "outcome", idempotent=True)
+    first = await ended(engine, client, "outcome", "raise")
+    assert (first.state, first.attempt) == (JobState.SCHEDULED, 1)
+    for _ in range(2):
+        await promoted(engine)
+        await drain(engine, FOLLOWER)
+    done = client.show(first.id)
+    assert (done.state, done.attempt, done.error_summary) == (
+        JobState.FAILED, 3, "the handler failed with RuntimeError",
+    )  # fmt: skip
+    assert "swordfish" in (done.error_detail or "")
+    assert "work.py" in (done.error_detail or "")
+
+
+async def test_an_exception_of_a_handler_that_is_not_idempotent_is_final(
+    engine: Engine, client: Client, executor: Executor
+) -> None:
+    place(engine, executor, "outcome")
+    done = await ended(engine, client, "outcome", "raise")
+    assert (done.state, done.attempt) == (JobState.FAILED, 1)
+
+
+async def test_the_text_of_a_deliberate_failure_is_shown(engine: Engine, client: Client, executor: Executor) -> None:
+    place(engine, executor, "outcome", idempotent=True)
+    done = await ended(engine, client, "outcome", "fail")
+    assert (done.state, done.error_summary) == (JobState.SCHEDULED, "the file is empty")
+
+
+async def test_a_deliberate_failure_can_be_final(engine: Engine, client: Client, executor: Executor) -> None:
+    place(engine, executor, "outcome", idempotent=True)
+    done = await ended(engine, client, "outcome", "fail for good")
+    assert (done.state, done.attempt, done.error_summary) == (JobState.FAILED, 1, "there is no such file")
+
+
+@pytest.mark.parametrize("name", ["exit", "raise bytes", "give bytes", "raise particular"])
+async def test_a_handler_that_ends_in_an_odd_way_fails_alone(
+    engine: Engine, client: Client, executor: Executor, name: str
+) -> None:
+    place(engine, executor, "outcome", slots=1)
+    odd = client.enqueue("outcome", name)
+    next_one = client.enqueue("outcome", "fine")
+    await drain(engine, FOLLOWER)
+    assert client.show(odd.id).state is JobState.FAILED
+    assert client.show(next_one.id).result == "fine"
+
+
+async def test_the_traceback_of_an_exception_that_cannot_leave_its_process_is_kept(
+    engine: Engine, client: Client, executor: Executor
+) -> None:
+    place(engine, executor, "outcome")
+    done = await ended(engine, client, "outcome", "raise particular")
+    assert done.error_summary == "the handler failed with Particular"
+    assert "the answer is 42" in (done.error_detail or "")
+
+
+async def test_a_child_process_that_dies_fails_its_job_and_the_next_one_gets_another(
+    engine: Engine, client: Client
+) -> None:
+    place(engine, Executor.PROCESS, "outcome", slots=1)
+    died = client.enqueue("outcome", "end the process")
+    next_one = client.enqueue("outcome", "fine")
+    await drain(engine, FOLLOWER)
+    assert client.show(died.id).state is JobState.FAILED
+    assert "ended with code -9" in (client.show(died.id).error_summary or "")
+    assert client.show(next_one.id).result == "fine"
+
+
+@pytest.mark.parametrize("odd", ["many", b"\xff", 1j], ids=["words", "bytes", "imaginary"])
+async def test_progress_that_is_no_number_harms_nobody_else(engine: Engine, client: Client, odd: object) -> None:
+    @engine.job("odd")
+    async def report_odd(ctx: AsyncJobContext) -> None:
+        ctx.progress(odd)  # type: ignore[arg-type]
+        await asyncio.sleep(0)
+
+    @engine.job("fine")
+    async def fine(ctx: AsyncJobContext) -> str:
+        return "fine"
+
+    engine.lane(Lane(LANE, kinds=("odd", "fine"), executor=Executor.ASYNC))
+    engine.install()
+    quick = WorkerConfig(lead=False, progress_every=timedelta(0))
+    client.enqueue("odd")
+    made = client.enqueue("fine")
+    await drain(engine, quick)
+    assert client.show(made.id).result == "fine"
+
+
+async def test_an_async_handler_whose_inner_task_was_cancelled_fails_and_is_not_forgotten(
+    engine: Engine, client: Client
+) -> None:
+    @engine.job("inner")
+    async def inner(ctx: AsyncJobContext) -> None:
+        waiting = asyncio.create_task(asyncio.Event().wait())
+        waiting.cancel()
+        await waiting
+
+    engine.lane(Lane(LANE, kinds=("inner",), executor=Executor.ASYNC))
+    engine.install()
+    done = await ended(engine, client, "inner")
+    assert done.state is JobState.FAILED
+
+
+# Leases
+
+
+async def test_a_lost_lease_is_told_at_the_next_renewal_and_every_later_write_is_refused(
+    engine: Engine, client: Client, heard: Heard, site: Site, executor: Executor
+) -> None:
+    place(engine, executor, "lose", idempotent=True, ttl=1)
+    made = client.enqueue("lose", site.task())
+    async with working(engine, FOLLOWER):
+        await asyncio.to_thread(site.until_said, "began")
+        await seen(lambda: client.show(made.id).attempt == 1)
+        await reaped(engine)
+        await heard.until("lease_lost", job=made.id)
+        await asyncio.to_thread(site.until_said, "tried")
+    assert (site.said, site.written) == (["began", "tried"], [])
+    assert client.show(made.id).state is JobState.SCHEDULED
+
+
+async def test_an_attempt_that_lost_its_lease_does_not_disturb_the_next_one_in_the_same_worker(
+    engine: Engine, client: Client, heard: Heard, site: Site, executor: Executor
+) -> None:
+    place(engine, executor, "write", idempotent=True, ttl=1)
+    site.shut(1)
+    made = client.enqueue("write", site.task(gate=1, text="kept"))
+    async with working(engine, FOLLOWER):
+        await asyncio.to_thread(site.until_said, "wrote 1")
+        await seen(lambda: client.show(made.id).attempt == 1)
+        await reaped(engine)
+        await heard.until("settled", job=made.id) if heard.all("settled") else None
+        await seen(lambda: site.state(made.id) == "scheduled")
+        site.do("UPDATE kappa.jobs SET payload = payload || '{\"gate\": 2}'")
+        site.shut(2)
+        await promoted(engine)
+        await asyncio.to_thread(site.until_said, "wrote 2")
+        before = client.show(made.id).lease_until
+        assert before is not None
+        site.open(1)
+        await seen(lambda: (now := client.show(made.id).lease_until) and now > before + timedelta(seconds=2))
+        site.open(2)
+        await seen(lambda: client.show(made.id).state.terminal)
+    assert (client.show(made.id).state, site.written) == (JobState.SUCCEEDED, ["kept 2"])
+
+
+# Time-outs
+
+
+async def test_a_job_over_its_time_out_ends_timed_out_and_its_work_is_stopped(
+    engine: Engine, client: Client, site: Site, executor: Executor
+) -> None:
+    place(engine, executor, "overrun", idempotent=True, timeout=timedelta(seconds=1))
+    made = client.enqueue("overrun", site.task(text="deaf" if executor is Executor.PROCESS else ""))
+    async with working(engine, FOLLOWER):
+        await seen(lambda: client.show(made.id).state.terminal)
+        if executor is Executor.PROCESS:
+            pid = await seen(lambda: int(site.said[0].split()[1]) if site.said else 0)
+            await seen(lambda: not alive(pid))
+        else:
+            await asyncio.to_thread(site.until_said, "stopped")
+    done = client.show(made.id)
+    assert (done.state, done.attempt, done.error_summary) == (JobState.TIMED_OUT, 1, "the time-out was reached")
+
+
+async def test_a_job_may_have_a_time_out_of_its_own(
+    engine: Engine, client: Client, site: Site, executor: Executor
+) -> None:
+    place(engine, executor, "overrun", timeout=HOUR)
+    made = client.enqueue("overrun", site.task(), timeout=timedelta(milliseconds=500))
+    async with working(engine, FOLLOWER):
+        await seen(lambda: client.show(made.id).state.terminal)
+    assert client.show(made.id).state is JobState.TIMED_OUT
+
+
+async def test_the_time_out_of_the_lane_holds_where_neither_kind_nor_job_has_one(
+    engine: Engine, client: Client, site: Site
+) -> None:
+    place(engine, Executor.ASYNC, "overrun")
+    client.edit_lane(LANE, stale_timeout=timedelta(milliseconds=100))
+    done = await ended(engine, client, "overrun", site.task())
+    assert done.state is JobState.TIMED_OUT
+
+
+async def test_a_child_process_is_killed_also_when_the_time_out_comes_while_it_starts(
+    engine: Engine, client: Client, site: Site
+) -> None:
+    place(engine, Executor.PROCESS, "overrun", timeout=timedelta(milliseconds=1))
+    made = client.enqueue("overrun", site.task(text="deaf"))
+    async with working(engine, FOLLOWER):
+        await seen(lambda: client.show(made.id).state is JobState.TIMED_OUT)
+        await seen(lambda: not multiprocessing.active_children())
+
+
+async def test_a_job_over_its_time_out_does_not_succeed_because_its_handler_swallows_the_cancelling(
+    engine: Engine, client: Client
+) -> None:
+    @engine.job("stubborn", timeout=timedelta(milliseconds=100))
+    async def stubborn(ctx: AsyncJobContext) -> str:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            return "half of it"
+        return "all of it"
+
+    engine.lane(Lane(LANE, kinds=("stubborn",), executor=Executor.ASYNC))
+    engine.install()
+    done = await ended(engine, client, "stubborn")
+    assert (done.state, done.result) == (JobState.TIMED_OUT, None)
+
+
+async def test_a_thread_over_its_time_out_can_write_nothing_more(engine: Engine, client: Client, site: Site) -> None:
+    place(engine, Executor.THREAD, "write", timeout=timedelta(milliseconds=300))
+    site.shut(1)
+    made = client.enqueue("write", site.task(gate=1))
+    async with working(engine, FOLLOWER):
+        await seen(lambda: client.show(made.id).state.terminal)
+        site.open(1)
+    assert (client.show(made.id).state, site.written) == (JobState.TIMED_OUT, [])
+
+
+# Children
+
+
+async def test_the_results_of_children_come_in_the_order_in_which_they_are_asked_for(
+    engine: Engine, client: Client, site: Site, executor: Executor
+) -> None:
+    place(engine, executor, "parent", "child")
+    done = await ended(engine, client, "parent", site.task(count=3))
+    assert (done.state, done.result) == (JobState.SUCCEEDED, [20, 10, 0])
+
+
+async def test_a_child_that_fails_fails_its_parent_with_what_users_may_know(
+    engine: Engine, client: Client, site: Site, executor: Executor
+) -> None:
+    place(engine, executor, "parent", "child")
+    done = await ended(engine, client, "parent", site.task(text="fail"))
+    assert done.state is JobState.FAILED
+    assert "a page is missing" in (done.error_summary or "")
+
+
+async def test_a_parent_that_runs_again_finds_the_same_children(
+    engine: Engine, client: Client, site: Site, executor: Executor
+) -> None:
+    place(engine, executor, "parent", "child", idempotent=True)
+    made = client.enqueue("parent", site.task(text="again", count=2))
+    await drain(engine, FOLLOWER)
+    await promoted(engine)
+    await drain(engine, FOLLOWER)
+    done = client.show(made.id)
+    assert (done.state, done.attempt, done.result) == (JobState.SUCCEEDED, 2, [10, 0])
+    assert len(client.list_jobs(kinds=["child"])) == 2
+    assert sorted(site.said) == ["child 0 began", "child 0 ended", "child 1 began", "child 1 ended"]
+
+
+async def test_a_parent_that_waits_in_a_lane_of_one_slot_lets_its_children_run_there_one_by_one(
+    engine: Engine, client: Client, site: Site, executor: Executor
+) -> None:
+    place(engine, executor, "parent", "child", slots=1)
+    site.shut(1)
+    made = client.enqueue("parent", site.task(gate=1, count=3))
+    async with working(engine, FOLLOWER):
+        await asyncio.to_thread(eventually_began, site)
+        active = "SELECT count(*) FROM kappa.jobs WHERE state = 'running' AND NOT waiting"
+        assert (site.rows(active), client.show(made.id).waiting) == ([1], True)
+        site.open(1)
+        await seen(lambda: client.show(made.id).state.terminal)
+    assert client.show(made.id).result == [20, 10, 0]
+    began_or_ended = [line.split()[2] for line in site.said]
+    assert began_or_ended == ["began", "ended"] * 3
+
+
+def eventually_began(site: Site) -> None:
+    site.until_said("child 0 began")
+
+
+async def test_children_that_nobody_spawned_are_not_waited_for(
+    engine: Engine, client: Client, executor: Executor
+) -> None:
+    place(engine, executor, "gather_unknown")
+    made = client.enqueue("gather_unknown", timeout=timedelta(seconds=10))
+    async with working(engine, FOLLOWER):
+        await seen(lambda: client.show(made.id).state.terminal)
+    assert client.show(made.id).state is JobState.FAILED
+
+
+async def test_a_parent_that_is_cancelled_while_it_waits_for_its_children_ends(
+    engine: Engine, client: Client, site: Site, executor: Executor
+) -> None:
+    place(engine, executor, "parent", "child", poll_ms=HOUR_MS)
+    site.shut(1)
+    made = client.enqueue("parent", site.task(gate=1))
+    async with working(engine, FOLLOWER):
+        await asyncio.to_thread(eventually_began, site)
+        await seen(lambda: client.show(made.id).waiting)
+        client.cancel(made.id, "not needed")
+        await seen(lambda: client.show(made.id).state.terminal)
+        assert client.show(made.id).state is JobState.CANCELLED
+        site.open(1)
+
+
+async def test_a_parent_over_its_time_out_stops_to_wait_for_its_children(
+    engine: Engine, client: Client, site: Site, sync_executor: Executor
+) -> None:
+    place(engine, sync_executor, "parent", "child", slots=2)
+    site.shut(1)
+    made = client.enqueue("parent", site.task(gate=1), timeout=timedelta(seconds=1))
+
+    def handlers_in_threads() -> int:
+        return sum(thread.name.startswith("kappa-job") for thread in threading.enumerate())
+
+    async with working(engine, FOLLOWER):
+        await asyncio.to_thread(eventually_began, site)
+        await seen(lambda: client.show(made.id).state is JobState.TIMED_OUT)
+        gone = "SELECT 1 FROM pg_stat_activity WHERE application_name = 'kappa queue' AND query LIKE '%%spawn_key%%'"
+        await seen(lambda: not site.rows(gone))
+        site.open(1)
+        await seen(lambda: handlers_in_threads() <= 2)
+
+
+async def test_a_stale_parent_can_have_no_children(engine: Engine, client: Client, site: Site) -> None:
+    began, go = asyncio.Event(), asyncio.Event()
+    refused: list[Exception] = []
+
+    @engine.job("parent", idempotent=True)
+    async def bear(ctx: AsyncJobContext) -> None:
+        began.set()
+        await go.wait()
+        try:
+            await ctx.spawn("child")
+        except Exception as error:
+            refused.append(error)
+            raise
+
+    engine.job("child")(lambda ctx: None)
+    engine.lane(Lane(LANE, kinds=("parent", "child"), executor=Executor.ASYNC, poll_interval_ms=HOUR_MS))
+    engine.install()
+    made = client.enqueue("parent")
+    async with working(engine, FOLLOWER):
+        await began.wait()
+        await seen(lambda: client.show(made.id).attempt == 1)
+        site.do("UPDATE kappa.jobs SET lease_owner = NULL, lease_token = NULL, lease_until = NULL")
+        go.set()
+        await seen(lambda: refused)
+    assert [type(error).__name__ for error in refused] == ["LeaseLost"]
+    assert client.list_jobs(kinds=["child"]) == []
+
+
+def test_the_tables_of_these_tests_are_there(site: Site, connection: psycopg.Connection[tuple[object, ...]]) -> None:
+    assert connection.execute("SELECT count(*) FROM said").fetchone() == (0,)

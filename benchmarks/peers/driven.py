@@ -25,6 +25,7 @@ from benchmarks.peers.settings import Settings
 WARM_JOBS = 2000
 PATIENCE = 300.0  # seconds without any news from a driver
 SETTLE = 2.0  # seconds for a started worker to come to rest
+FLUSH = 12.0  # seconds until even an idle backend has reported the transactions of its start
 ACTIVITY = "select xact_commit + xact_rollback from pg_stat_database where datname = current_database()"
 
 
@@ -89,7 +90,7 @@ class Driven:
     def idle_tps(self, url: str, seconds: float) -> float:
         with self._worker(url, self.settings.idle) as worker:
             worker.tell("start")
-            time.sleep(SETTLE)
+            time.sleep(FLUSH)
             began, before = time.monotonic(), _activity(url)
             time.sleep(seconds)
             # The first look's own transaction is in the second's figure, the second's is not in it yet.

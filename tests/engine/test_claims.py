@@ -187,8 +187,8 @@ def test_a_job_that_is_put_back_after_its_kind_moved_goes_to_the_new_lane(
 
 
 def test_an_orphan_is_adopted_in_the_lane_that_its_kind_has_moved_to(client: Client, connection: Connection) -> None:
-    before = orphan(connection)
     claimed = start(connection)
+    before = orphan(connection)
     client.move_kind("ingestion", "tools")
     run(connection, jobs.release([(claimed.id, claimed.token)]))
     assert set(ids(take(connection, "tools", kinds=["ingestion"]))) == {before, claimed.id}

@@ -117,6 +117,15 @@ def test_a_payload_that_the_database_can_not_keep_gets_a_clear_error_and_no_job(
     assert client.list_jobs() == []
 
 
+def test_a_payload_that_its_own_type_could_not_read_again_is_refused(engine: Engine, client: Client) -> None:
+    @engine.job("ingestion")
+    def ingest(ctx: JobContext, weights: list[float]) -> None: ...
+
+    with pytest.raises(BadPayload, match="ingestion"):
+        client.enqueue("ingestion", [1.0, float("nan")])
+    assert client.list_jobs() == []
+
+
 def test_a_bad_payload_leaves_the_callers_transaction_as_it_was(url: str, client: Client) -> None:
     with psycopg.connect(url) as caller:
         good = client.enqueue("ingestion", connection=caller).id
@@ -245,9 +254,7 @@ async def test_the_same_holds_for_the_async_client(url: str, async_client: Async
     assert [job.payload for job in await async_client.list_jobs()] == ([3, 2, 1] if commit else [])
 
 
-def test_every_decision_can_be_part_of_a_transaction(
-    url: str, client: Client, connection: Connection
-) -> None:
+def test_every_decision_can_be_part_of_a_transaction(url: str, client: Client, connection: Connection) -> None:
     ended = finish(connection)
     asked, rejected = put(connection, approval=True), put(connection, approval=True)
     queued, cancelled = put(connection), put(connection)

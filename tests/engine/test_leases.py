@@ -244,6 +244,7 @@ def test_a_write_that_waits_for_a_reaper_that_fails_still_counts(url: str, conne
 
 
 def test_the_reaper_passes_over_a_lease_that_is_being_renewed(url: str, connection: Connection) -> None:
+    connection.execute("SET lock_timeout = '5s'")
     claimed = start(connection)
     connection.execute("UPDATE kappa.jobs SET lease_until = now() - interval '1 second'")
     with psycopg.connect(url) as owner:
@@ -255,6 +256,7 @@ def test_the_reaper_passes_over_a_lease_that_is_being_renewed(url: str, connecti
 
 
 def test_the_reaper_passes_over_a_job_that_is_being_settled(url: str, connection: Connection) -> None:
+    connection.execute("SET lock_timeout = '5s'")
     claimed = start(connection)
     with psycopg.connect(url) as owner:
         assert run(owner, jobs.settle_succeeded(held(claimed))) == {claimed.id}

@@ -202,6 +202,7 @@ def test_an_approval_that_waits_for_an_expiry_finds_the_job_cancelled(
 
 
 def test_an_expiry_passes_over_a_job_that_is_being_approved(url: str, connection: Connection) -> None:
+    connection.execute("SET lock_timeout = '5s'")
     job_id = put(connection, approval=True)
     with psycopg.connect(url) as person:
         assert run(person, jobs.approve(job_id, "ada"))

@@ -12,7 +12,7 @@ import threading
 import time
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, NoReturn
+from typing import Any
 
 import psycopg
 from pydantic import BaseModel
@@ -150,14 +150,14 @@ async def resume_async(ctx: AsyncJobContext) -> Any:
     return found
 
 
-def until_cancelled(ctx: JobContext, task: Task) -> NoReturn:
+def until_cancelled(ctx: JobContext, task: Task) -> None:
     say(task.url, "began")
     while True:
         ctx.raise_if_cancelled()
         time.sleep(0.002)
 
 
-async def until_cancelled_async(ctx: AsyncJobContext, task: Task) -> NoReturn:
+async def until_cancelled_async(ctx: AsyncJobContext, task: Task) -> None:
     say(task.url, "began")
     while True:
         ctx.raise_if_cancelled()
@@ -332,7 +332,11 @@ async def lose_async(ctx: AsyncJobContext, task: Task) -> None:
 def parent(ctx: JobContext, task: Task) -> list[Any]:
     """Spawn so many children, wait for them; an attempt that says `again` fails after that, once."""
     keys = [ctx.spawn("child", task.model_copy(update={"count": n})) for n in range(task.count)]
-    results = ctx.gather(*reversed(keys))
+    try:
+        results = ctx.gather(*reversed(keys))
+    finally:
+        if task.text == "tell":
+            say(task.url, "the parent waits no more")
     if task.text == "again" and ctx.attempt == 1:
         raise RuntimeError("again")
     return results
@@ -340,7 +344,11 @@ def parent(ctx: JobContext, task: Task) -> list[Any]:
 
 async def parent_async(ctx: AsyncJobContext, task: Task) -> list[Any]:
     keys = [await ctx.spawn("child", task.model_copy(update={"count": n})) for n in range(task.count)]
-    results = await ctx.gather(*reversed(keys))
+    try:
+        results = await ctx.gather(*reversed(keys))
+    finally:
+        if task.text == "tell":
+            say(task.url, "the parent waits no more")
     if task.text == "again" and ctx.attempt == 1:
         raise RuntimeError("again")
     return results

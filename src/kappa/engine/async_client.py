@@ -5,6 +5,7 @@ if that transaction commits. The blocking client in `client.py` is generated fro
 """
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -31,6 +32,7 @@ BEFORE_START = (JobState.AWAITING_APPROVAL, JobState.SCHEDULED, JobState.QUEUED)
 PRIORITIES = range(-32768, 32768)
 LOOK_FIRST = 0.02
 LOOK_LAST = 0.5
+LANE_KNOWN_FOR = 1.0
 
 
 class AsyncClient:
@@ -38,6 +40,7 @@ class AsyncClient:
 
     def __init__(self, database: Database, registry: Registry | None = None, *, bounds: Bounds | None = None) -> None:
         self._registry = registry or Registry()
+        self._lanes_of: dict[str, tuple[str, float]] = {}
         bounds = bounds or Bounds(0, 4)
         self._pool = AsyncPool(database.url, "queue", bounds, behind_pooler=database.behind_pooler)
 
@@ -115,25 +118,19 @@ class AsyncClient:
         texts = [self._registry.dump_payload(kind, payload) for payload in payloads]
         timeout = timeout or (handler.timeout if handler else None)
         attempts = handler.max_attempts if handler else 1
-        async with self._session(connection) as session, session.transaction():
-            lane = await run_async(session, jobs.lane_of_kind(kind))
-            if lane is None:
-                raise UnknownKind(f"kind {kind!r} is in no lane: add it to one before you enqueue it")
+        _check_time(at)
+        async with self._session(connection) as session:
+            lane = await self._lane_of(session, kind)
             if not texts:
                 return 0
-            state = "scheduled" if at is not None else "queued"
-            _check_time(at)
             stream = copy_rows.rows(
-                texts, lane=lane, kind=kind, state=state, priority=priority, submitted_by=submitted_by, run_at=at,
-                timeout=timeout, max_attempts=attempts,
+                texts, lane=lane, kind=kind, state="scheduled" if at is not None else "queued", priority=priority,
+                submitted_by=submitted_by, run_at=at, timeout=timeout, max_attempts=attempts,
             )  # fmt: skip
             async with session.cursor().copy(jobs.COPY_IN.sql) as copy:
                 for piece in stream:
                     await copy.write(piece)
-            if at is None:
-                await run_async(session, jobs.wake(lane))
-            else:
-                await run_async(session, jobs.announce_due(at))
+            await run_async(session, jobs.wake(lane) if at is None else jobs.announce_due(at))
         return len(texts)
 
     async def approve(self, job_id: int, by: str, *, connection: AsyncConnection[Row] | None = None) -> None:
@@ -276,11 +273,11 @@ class AsyncClient:
         if connection is not None:
             yield connection
             return
-        async with self._pool.connection() as own:
+        async with self._pool.connection(who="client") as own:
             yield own
 
     async def _do(self, op: Op[T]) -> T:
-        async with self._pool.connection() as session:
+        async with self._pool.connection(who="client") as session:
             return await run_async(session, op)
 
     async def _lane_op(self, name: str, op: Op[T]) -> T:
@@ -331,6 +328,17 @@ class AsyncClient:
         if job is None:
             raise JobNotFound(f"there is no job {job_id}")
         return job
+
+    async def _lane_of(self, session: AsyncConnection[Row], kind: str) -> str:
+        """A kind's lane, as it was a moment ago; should it have moved since, maintenance sends the jobs after it."""
+        lane, until = self._lanes_of.get(kind, ("", 0.0))
+        if time.monotonic() < until:
+            return lane
+        found = await run_async(session, jobs.lane_of_kind(kind))
+        if found is None:
+            raise UnknownKind(f"kind {kind!r} is in no lane: add it to one before you enqueue it")
+        self._lanes_of[kind] = (found, time.monotonic() + LANE_KNOWN_FOR)
+        return found
 
     async def _refuse(self, session: AsyncConnection[Row], job_id: int, wanted: str) -> None:
         job = await self._find(session, job_id)

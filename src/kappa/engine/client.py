@@ -27,6 +27,7 @@ BEFORE_START = (JobState.AWAITING_APPROVAL, JobState.SCHEDULED, JobState.QUEUED)
 PRIORITIES = range(-32768, 32768)
 LOOK_FIRST = 0.02
 LOOK_LAST = 0.5
+LANE_KNOWN_FOR = 1.0
 
 
 class Client:
@@ -34,6 +35,7 @@ class Client:
 
     def __init__(self, database: Database, registry: Registry | None = None, *, bounds: Bounds | None = None) -> None:
         self._registry = registry or Registry()
+        self._lanes_of: dict[str, tuple[str, float]] = {}
         bounds = bounds or Bounds(0, 4)
         self._pool = Pool(database.url, "queue", bounds, behind_pooler=database.behind_pooler)
 
@@ -111,25 +113,19 @@ class Client:
         texts = [self._registry.dump_payload(kind, payload) for payload in payloads]
         timeout = timeout or (handler.timeout if handler else None)
         attempts = handler.max_attempts if handler else 1
-        with self._session(connection) as session, session.transaction():
-            lane = run(session, jobs.lane_of_kind(kind))
-            if lane is None:
-                raise UnknownKind(f"kind {kind!r} is in no lane: add it to one before you enqueue it")
+        _check_time(at)
+        with self._session(connection) as session:
+            lane = self._lane_of(session, kind)
             if not texts:
                 return 0
-            state = "scheduled" if at is not None else "queued"
-            _check_time(at)
             stream = copy_rows.rows(
-                texts, lane=lane, kind=kind, state=state, priority=priority, submitted_by=submitted_by, run_at=at,
-                timeout=timeout, max_attempts=attempts,
+                texts, lane=lane, kind=kind, state="scheduled" if at is not None else "queued", priority=priority,
+                submitted_by=submitted_by, run_at=at, timeout=timeout, max_attempts=attempts,
             )  # fmt: skip
             with session.cursor().copy(jobs.COPY_IN.sql) as copy:
                 for piece in stream:
                     copy.write(piece)
-            if at is None:
-                run(session, jobs.wake(lane))
-            else:
-                run(session, jobs.announce_due(at))
+            run(session, jobs.wake(lane) if at is None else jobs.announce_due(at))
         return len(texts)
 
     def approve(self, job_id: int, by: str, *, connection: Connection[Row] | None = None) -> None:
@@ -270,11 +266,11 @@ class Client:
         if connection is not None:
             yield connection
             return
-        with self._pool.connection() as own:
+        with self._pool.connection(who="client") as own:
             yield own
 
     def _do(self, op: Op[T]) -> T:
-        with self._pool.connection() as session:
+        with self._pool.connection(who="client") as session:
             return run(session, op)
 
     def _lane_op(self, name: str, op: Op[T]) -> T:
@@ -325,6 +321,17 @@ class Client:
         if job is None:
             raise JobNotFound(f"there is no job {job_id}")
         return job
+
+    def _lane_of(self, session: Connection[Row], kind: str) -> str:
+        """A kind's lane, as it was a moment ago; should it have moved since, maintenance sends the jobs after it."""
+        lane, until = self._lanes_of.get(kind, ("", 0.0))
+        if time.monotonic() < until:
+            return lane
+        found = run(session, jobs.lane_of_kind(kind))
+        if found is None:
+            raise UnknownKind(f"kind {kind!r} is in no lane: add it to one before you enqueue it")
+        self._lanes_of[kind] = (found, time.monotonic() + LANE_KNOWN_FOR)
+        return found
 
     def _refuse(self, session: Connection[Row], job_id: int, wanted: str) -> None:
         job = self._find(session, job_id)

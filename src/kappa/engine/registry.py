@@ -34,6 +34,8 @@ class Handler:
 
     def dump_payload(self, value: Any) -> str:
         """JSON text of a payload that the type accepts."""
+        if self.plain:
+            return _dump_untyped(self.kind, value)
         try:
             checked = self.payload.validate_python(value)
             return self.payload.dump_json(checked).decode()
@@ -116,7 +118,9 @@ class Registry:
 
 
 def _dump_untyped(kind: str, value: Any) -> str:
-    """JSON text of a payload for a kind whose handler lives in another program."""
+    """JSON text of a payload that no type is known of, as for a kind whose handler lives in another program."""
+    if value is None:
+        return "null"
     try:
         return to_json(value).decode()
     except (ValueError, TypeError) as error:

@@ -157,9 +157,10 @@ class Worker:
         async for event in listen(self._database.direct_url, CHANNELS):
             match event:
                 case Listening():
-                    for runner in self._lanes.values():
-                        runner.forget_sleep()
+                    self._forget_sleep()
                     self._leader.nudge()
+                case Notification("kappa_wake", "*"):
+                    self._forget_sleep()
                 case Notification("kappa_wake", lane):
                     if lane in self._lanes:
                         self._lanes[lane].wake()
@@ -169,6 +170,10 @@ class Worker:
                     self._hear(text)
                 case _:
                     pass
+
+    def _forget_sleep(self) -> None:
+        for runner in self._lanes.values():
+            runner.forget_sleep()
 
     def _hear(self, text: str) -> None:
         word, _, number = text.partition(" ")

@@ -34,15 +34,12 @@ class Query:
     sql: bytes
     """What psycopg's `execute` takes. Bytes, because it rightly refuses a `str` that isn't a literal."""
 
+    parameters: tuple[str, ...]
+    """The names of the parameters, in order of first use."""
+
     @property
     def text(self) -> str:
         return self.sql.decode()
-
-    @property
-    def parameters(self) -> tuple[str, ...]:
-        """The names of the parameters, in order of first use."""
-        names = (found["name"] for found in _PARAMETER.finditer(self.text))
-        return tuple(dict.fromkeys(name for name in names if name))
 
     def numbered(self) -> str:
         """The statement with `$1`, `$2`, … in place of names, as `PREPARE` takes it."""
@@ -97,7 +94,9 @@ def _parse(source: Path, text: str) -> dict[str, Query]:
         body = "\n".join(lines).strip().removesuffix(";").rstrip()
         if not body:
             raise QueryNotFound(f"{source}: block {name!r} is empty")
-        blocks[name] = Query(name=name, source=source, sql=body.encode())
+        named = (found["name"] for found in _PARAMETER.finditer(body))
+        parameters = tuple(dict.fromkeys(parameter for parameter in named if parameter))
+        blocks[name] = Query(name=name, source=source, sql=body.encode(), parameters=parameters)
 
     for number, line in enumerate(text.splitlines(), start=1):
         header = _HEADER.match(line)

@@ -109,8 +109,7 @@ def _any(rows: list[Row]) -> bool:
 
 def enqueue(job: NewJob) -> Op[int | None]:
     """The new job's id; None if the kind has no lane or the job is there already."""
-    names = NewJob.__dataclass_fields__
-    return Op(ENQUEUE, {name: getattr(job, name) for name in names}, _first)
+    return Op(ENQUEUE, {name: getattr(job, name) for name in NewJob.__slots__}, _first, first_number=True)
 
 
 def enqueued_before(job: NewJob) -> Op[int | None]:
@@ -119,7 +118,6 @@ def enqueued_before(job: NewJob) -> Op[int | None]:
 
 
 def lane_of_kind(kind: str) -> Op[str | None]:
-    """The lane of a kind, which can't change before the caller's transaction ends."""
     return Op(LANE_OF_KIND, {"kind": kind}, _first)
 
 

@@ -1,34 +1,9 @@
 -- name: enqueue
--- No row comes back when the kind has no lane or a live job has the dedup key. Sleepers are told by the statement
--- that made the job, and nobody is told when nobody sleeps: NOTIFY takes a lock that all commits share.
-WITH made AS (
-    INSERT INTO kappa.jobs (lane, kind, state, priority, payload, submitted_by, dedup_key, parent_id, spawn_key, retry_of,
-                            run_at, estimate, expires_at, approved_by, approved_at, timeout, max_attempts)
-    SELECT k.lane, k.kind,
-           (CASE WHEN %(approval)s::boolean THEN 'awaiting_approval'
-                 WHEN due.at > now() THEN 'scheduled'
-                 ELSE 'queued' END)::kappa.job_state,
-           %(priority)s::smallint, %(payload)s::jsonb, %(submitted_by)s::text, %(dedup_key)s::text,
-           %(parent_id)s::bigint, %(spawn_key)s::text, %(retry_of)s::bigint,
-           CASE WHEN NOT %(approval)s::boolean AND due.at > now() THEN due.at END,
-           %(estimate)s::jsonb,
-           CASE WHEN %(approval)s::boolean
-                THEN now() + (SELECT approval_wait FROM kappa.engine_settings) END,
-           %(approved_by)s::text, CASE WHEN %(approved_by)s::text IS NOT NULL THEN now() END,
-           %(timeout)s::interval, %(max_attempts)s::smallint
-      FROM kappa.lane_kinds AS k,
-           (SELECT coalesce(%(run_at)s::timestamptz, now() + %(delay)s::interval) AS at) AS due
-     WHERE k.kind = %(kind)s::text
-    ON CONFLICT DO NOTHING
-    RETURNING id, lane, state, run_at
-), told AS (
-    SELECT pg_notify('kappa_wake', made.lane) FROM made
-     WHERE state = 'queued' AND (%(always_notify)s::boolean
-           OR EXISTS (SELECT FROM kappa.sleepers AS s WHERE s.lane = made.lane))
-    UNION ALL
-    SELECT pg_notify('kappa_due', extract(epoch FROM made.run_at)::text) FROM made WHERE state = 'scheduled'
-)
-SELECT made.id, (SELECT count(*) FROM told) FROM made;
+SELECT kappa.enqueue(
+    %(kind)s::text, %(payload)s::jsonb, %(priority)s::smallint, %(submitted_by)s::text, %(dedup_key)s::text,
+    %(parent_id)s::bigint, %(spawn_key)s::text, %(retry_of)s::bigint, %(run_at)s::timestamptz, %(delay)s::interval,
+    %(approval)s::boolean, %(estimate)s::jsonb, %(approved_by)s::text, %(timeout)s::interval,
+    %(max_attempts)s::smallint, %(always_notify)s::boolean);
 
 -- name: enqueued_before
 SELECT id FROM kappa.jobs
@@ -37,7 +12,7 @@ SELECT id FROM kappa.jobs
  LIMIT 1;
 
 -- name: lane_of_kind
-SELECT lane FROM kappa.lane_kinds WHERE kind = %(kind)s FOR SHARE;
+SELECT lane FROM kappa.lane_kinds WHERE kind = %(kind)s;
 
 -- name: copy_in
 COPY kappa.jobs (lane, kind, state, priority, payload, submitted_by, run_at, timeout, max_attempts)

@@ -19,6 +19,7 @@ KEEP_REFERRED = sql["keep_referred"]
 PAST_PARTITIONS = sql["past_partitions"]
 MAKE_PARTITIONS = sql["make_partitions"]
 DELETE_EXPIRED = sql["delete_expired"]
+REHOME = sql["rehome"]
 FORGET_SLEEPERS = sql["forget_sleepers"]
 DUE_SCHEDULES = sql["due_schedules"]
 NEXT_SCHEDULE = sql["next_schedule"]
@@ -75,6 +76,10 @@ def make_partitions(now: datetime | None, days: int) -> Op[int]:
 
 def delete_expired(now: datetime | None = None, limit: int = 10 * BATCH) -> Op[int]:
     return Op(DELETE_EXPIRED, {"now": now, "limit": limit}, count)
+
+
+def rehome() -> Op[int]:
+    return Op(REHOME, {}, count)
 
 
 def forget_sleepers() -> Op[None]:

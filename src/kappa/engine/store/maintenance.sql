@@ -84,9 +84,18 @@ DELETE FROM kappa.finished_jobs AS f
             WHERE e.keep_until <= coalesce(%(now)s::timestamptz, now()) LIMIT %(limit)s::int)
 RETURNING f.id;
 
+-- name: rehome
+-- After a lane was edited: jobs that were on their way in while their kind moved.
+UPDATE kappa.jobs AS j SET lane = k.lane
+  FROM kappa.lane_kinds AS k
+ WHERE k.kind = j.kind AND k.lane <> j.lane AND j.state <> 'running'
+   AND EXISTS (SELECT FROM kappa.lanes AS l WHERE l.updated_at > now() - interval '10 minutes')
+RETURNING j.id;
+
 -- name: forget_sleepers
--- Rows of processes that are gone only cost a needless NOTIFY; once in a while all are dropped and the living return.
-DELETE FROM kappa.sleepers;
+-- Rows of processes that are gone only cost a needless NOTIFY; now and then all are dropped and the living come back.
+WITH gone AS (DELETE FROM kappa.sleepers)
+SELECT pg_notify('kappa_wake', '*');
 
 -- name: due_schedules
 SELECT name, cron, timezone, kind, payload, priority, enabled, missed, next_at, last_at, last_job, failures, retry_at, error,

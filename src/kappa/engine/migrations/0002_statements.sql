@@ -182,3 +182,52 @@ BEGIN
      WHERE j.id = p.id AND j.lease_token = p.token
     RETURNING j.id;
 END $$;
+
+-- One job in. Null when the kind has no lane, or when a live job has the dedup key or is the same child already.
+-- Sleepers are told by the transaction that made the job, and nobody is told when nobody sleeps: NOTIFY takes a lock
+-- that all commits share. As a function, because a statement with this many parameters is planned anew each time.
+CREATE FUNCTION kappa.enqueue(
+    kind text, payload jsonb, priority smallint, submitted_by text, dedup_key text, parent_id bigint, spawn_key text,
+    retry_of bigint, run_at timestamptz, delay interval, approval boolean, estimate jsonb, approved_by text,
+    timeout interval, max_attempts smallint, always_notify boolean
+) RETURNS bigint LANGUAGE plpgsql
+  SET plan_cache_mode = force_generic_plan
+AS $$
+#variable_conflict use_variable
+DECLARE
+    home text;
+    made bigint;
+    due timestamptz := coalesce(run_at, now() + delay);
+    first_state kappa.job_state := 'queued';
+    expiry timestamptz;
+BEGIN
+    SELECT k.lane INTO home FROM kappa.lane_kinds AS k WHERE k.kind = enqueue.kind;
+    IF NOT FOUND THEN
+        RETURN NULL;
+    END IF;
+    IF approval THEN
+        first_state := 'awaiting_approval';
+        SELECT now() + s.approval_wait INTO expiry FROM kappa.engine_settings AS s;
+    ELSIF due > now() THEN
+        first_state := 'scheduled';
+    END IF;
+    INSERT INTO kappa.jobs AS j (
+        lane, kind, state, priority, payload, submitted_by, dedup_key, parent_id, spawn_key, retry_of, run_at, estimate,
+        expires_at, approved_by, approved_at, timeout, max_attempts)
+    VALUES (
+        home, kind, first_state, priority, payload, submitted_by, dedup_key, parent_id, spawn_key, retry_of,
+        CASE WHEN first_state = 'scheduled' THEN due END, estimate,
+        expiry, approved_by, CASE WHEN approved_by IS NOT NULL THEN now() END, timeout, max_attempts)
+    ON CONFLICT DO NOTHING
+    RETURNING j.id INTO made;
+    IF made IS NULL THEN
+        RETURN NULL;
+    END IF;
+    IF first_state = 'scheduled' THEN
+        PERFORM pg_notify('kappa_due', extract(epoch FROM due)::text);
+    ELSIF first_state = 'queued'
+          AND (always_notify OR EXISTS (SELECT FROM kappa.sleepers AS s WHERE s.lane = home)) THEN
+        PERFORM pg_notify('kappa_wake', home);
+    END IF;
+    RETURN made;
+END $$;

@@ -1,0 +1,301 @@
+"""Worker processes that are killed, stopped, continued and told to end, as operators and kernels do it."""
+
+import os
+import signal
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from kappa.engine import Client, Engine, Job, JobState, WorkerConfig
+from kappa.engine.testing import drain, maintain, working
+from tests.engine.site import Site
+from tests.engine.work import LANE, build
+from tests.ground import Script, eventually
+
+ROOT = Path(__file__).parents[2]
+
+WORKER = """
+import sys
+from datetime import timedelta
+from kappa.engine import WorkerConfig
+from tests.engine.work import build
+
+url, executor, grace = sys.argv[1:]
+build(url, executor, 1.0, 2).run(WorkerConfig(lead=False, grace=timedelta(seconds=float(grace))))
+"""
+
+HOUR = timedelta(hours=1)
+FOLLOWER = WorkerConfig(lead=False, grace=timedelta(seconds=5))
+
+
+@pytest.fixture
+def site(url: str) -> Iterator[Site]:
+    made = Site(url)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def engine(url: str) -> Engine:
+    """What the worker processes serve, for a worker of the test's own."""
+    return build(url, "thread", 1.0, 2)
+
+
+@pytest.fixture(params=["thread", "async", "process"])
+def executor(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+def worker(site: Site, executor: str, grace: float = 30) -> Script:
+    """A worker process that is ready to be woken."""
+    site.do("UPDATE kappa.lanes SET executor = %s WHERE name = %s", executor, LANE)
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    return Script(WORKER, site.url, executor, grace, env={"PYTHONPATH": path})
+
+
+def runs(site: Site, client: Client, kind: str, **task: object) -> Job:
+    """A job that a worker began and whose start is counted."""
+    made = client.enqueue(kind, site.task(**task))  # type: ignore[arg-type]
+    return eventually(lambda: job if (job := client.show(made.id)).attempt == 1 and site.said else None)
+
+
+async def reap(engine: Engine) -> None:
+    await maintain(engine, later=HOUR, only=lambda name: name == "reaper")
+
+
+async def adopt_and_run_again(engine: Engine) -> None:
+    """What other workers do once the lease has run out."""
+    await reap(engine)
+    await drain(engine, FOLLOWER)
+    await maintain(engine, later=HOUR, only=lambda name: name == "promoter")
+    await drain(engine, FOLLOWER)
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    # A zombie that nobody waited for is as dead.
+    return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+
+
+# Killed
+
+
+async def test_an_idempotent_job_of_a_killed_worker_runs_again(
+    engine: Engine, client: Client, site: Site, executor: str
+) -> None:
+    site.shut(1)
+    with worker(site, executor) as killed:
+        job = runs(site, client, "hold_again", gate=1, text="again")
+        killed.kill()
+    assert (site.state(job.id), site.owner(job.id)) == ("running", job.lease_owner)
+    site.open(1)
+    await adopt_and_run_again(engine)
+    done = client.show(job.id)
+    assert (done.state, done.attempt, done.result) == (JobState.SUCCEEDED, 2, "again 2")
+
+
+async def test_a_job_that_is_not_idempotent_fails_with_its_worker_and_says_so_safely(
+    engine: Engine, client: Client, site: Site, executor: str
+) -> None:
+    site.shut(1)
+    with worker(site, executor) as killed:
+        job = runs(site, client, "hold", gate=1)
+        killed.kill()
+    site.open(1)
+    await adopt_and_run_again(engine)
+    done = client.show(job.id)
+    assert (done.state, done.attempt, done.error_summary) == (JobState.FAILED, 1, "the worker that ran it was lost")
+    assert site.said == ["began 1"]
+
+
+async def test_a_start_counts_even_if_the_worker_is_killed_by_the_first_thing_that_the_handler_does(
+    engine: Engine, client: Client, site: Site
+) -> None:
+    with worker(site, "thread") as killed:
+        made = client.enqueue("die_at_once", site.task())
+        killed.process.wait(30)
+    site.do('UPDATE kappa.jobs SET payload = payload || \'{"text": "survive"}\'')
+    await adopt_and_run_again(engine)
+    assert site.said == ["began 1"]
+    assert client.show(made.id).state is JobState.FAILED
+
+
+async def test_a_checkpoint_survives_the_kill_of_its_worker(
+    engine: Engine, client: Client, site: Site, executor: str
+) -> None:
+    site.shut(1)
+    with worker(site, executor) as killed:
+        job = runs(site, client, "carry_on", gate=1)
+        killed.kill()
+    site.open(1)
+    await adopt_and_run_again(engine)
+    assert client.show(job.id).result == [2, {"page": 7}]
+
+
+async def test_nothing_of_a_killed_workers_transaction_is_kept(
+    engine: Engine, client: Client, site: Site, executor: str
+) -> None:
+    site.shut(1)
+    with worker(site, executor) as killed:
+        job = runs(site, client, "write", gate=1, text="kept")
+        killed.kill()
+    site.open(1)
+    await adopt_and_run_again(engine)
+    assert client.show(job.id).attempt == 2
+    assert site.written == ["kept 2"]
+
+
+def test_the_children_of_a_killed_worker_end_when_their_handler_does(
+    engine: Engine, client: Client, site: Site
+) -> None:
+    site.shut(1)
+    with worker(site, "process") as killed:
+        runs(site, client, "hold", gate=1)
+        children = [int(pid) for pid in Path(f"/proc/{killed.pid}/task/{killed.pid}/children").read_text().split()]
+        killed.kill()
+    assert children
+    site.open(1)
+    for pid in children:
+        eventually(lambda pid=pid: not alive(pid), what="a child that is gone")
+
+
+async def test_an_adopter_that_was_idle_is_woken_by_the_reaper(engine: Engine, client: Client, site: Site) -> None:
+    site.shut(1)
+    with worker(site, "thread") as killed:
+        job = runs(site, client, "hold", gate=1)
+        killed.kill()
+    site.do("DELETE FROM kappa.sleepers")
+    async with working(engine, FOLLOWER):
+        await reap(engine)
+        async with engine.async_client() as other:
+            done = await other.wait(job.id)
+    assert done.state is JobState.FAILED
+
+
+# Stopped and continued
+
+
+async def test_a_worker_that_was_stopped_for_longer_than_its_lease_can_change_nothing_afterwards(
+    engine: Engine, client: Client, site: Site, executor: str
+) -> None:
+    site.shut(1)
+    with worker(site, executor) as stopped:
+        job = runs(site, client, "write", gate=1, text="kept")
+        os.kill(stopped.pid, signal.SIGSTOP)
+        await reap(engine)
+        site.do("UPDATE kappa.jobs SET payload = payload || '{\"gate\": 0}'")
+        await drain(engine, FOLLOWER)
+        await maintain(engine, later=HOUR, only=lambda name: name == "promoter")
+        await drain(engine, FOLLOWER)
+        done = client.show(job.id)
+        assert (done.state, done.attempt) == (JobState.SUCCEEDED, 2)
+        site.open(1)
+        os.kill(stopped.pid, signal.SIGCONT)
+        stopped.process.send_signal(signal.SIGTERM)
+        stopped.end()
+    assert client.show(job.id) == done
+    assert site.written == ["kept 2"]
+
+
+async def test_a_worker_that_was_stopped_while_another_runs_its_job_does_not_disturb_it(
+    engine: Engine, client: Client, site: Site, executor: str
+) -> None:
+    site.shut(1)
+    with worker(site, executor) as stopped:
+        job = runs(site, client, "hold_again", gate=1, text="mine")
+        os.kill(stopped.pid, signal.SIGSTOP)
+        await reap(engine)
+        await drain(engine, FOLLOWER)
+        site.do("UPDATE kappa.jobs SET payload = payload || '{\"gate\": 2}'")
+        site.shut(2)
+        await maintain(engine, later=HOUR, only=lambda name: name == "promoter")
+        site.do("UPDATE kappa.lanes SET executor = 'thread'")
+        async with working(engine, FOLLOWER) as second:
+            async with engine.async_client() as other:
+                async for seen in other.watch(job.id):
+                    if seen.attempt == 2:
+                        break
+                assert seen.lease_owner == second.owner
+                site.open(1)
+                os.kill(stopped.pid, signal.SIGCONT)
+                stopped.process.send_signal(signal.SIGTERM)
+                stopped.end()
+                assert site.owner(job.id) == second.owner
+                site.open(2)
+                done = await other.wait(job.id)
+    assert (done.state, done.attempt, done.result) == (JobState.SUCCEEDED, 2, "mine 2")
+
+
+# Told to end
+
+
+def test_a_worker_that_is_told_to_end_finishes_what_runs_and_claims_no_more(
+    engine: Engine, client: Client, site: Site, executor: str
+) -> None:
+    site.shut(1)
+    with worker(site, executor) as told:
+        first = runs(site, client, "hold", gate=1)
+        told.process.send_signal(signal.SIGTERM)
+        # Two slots, one job: what stops the worker from taking the second is that it was told to end.
+        eventually(lambda: not caught(told.pid, signal.SIGTERM), what="a worker that heard it")
+        second = client.enqueue("hold", site.task())
+        site.open(1)
+        told.end()
+    assert (client.show(first.id).state, client.show(second.id).state) == (JobState.SUCCEEDED, JobState.QUEUED)
+
+
+def caught(pid: int, number: signal.Signals) -> bool:
+    """Whether a process has a handler for a signal. A worker gives its own up when it was told to end."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    mask = next(line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:"))
+    return bool(int(mask, 16) >> (number - 1) & 1)
+
+
+async def test_what_outlasts_the_grace_is_released_and_adopted_before_its_lease_runs_out(
+    engine: Engine, client: Client, site: Site, executor: str
+) -> None:
+    client.edit_lane(LANE, lease_ttl=HOUR)
+    site.shut(1)
+    with worker(site, executor, grace=0.1) as told:
+        job = runs(site, client, "hold_again", gate=1, text="again")
+        told.process.send_signal(signal.SIGTERM)
+        told.end()
+    assert (site.state(job.id), site.owner(job.id)) == ("running", None)
+    site.open(1)
+    site.do("UPDATE kappa.lanes SET executor = 'thread'")
+    await drain(engine, FOLLOWER)
+    await maintain(engine, later=HOUR, only=lambda name: name == "promoter")
+    await drain(engine, FOLLOWER)
+    done = client.show(job.id)
+    assert (done.state, done.attempt) == (JobState.SUCCEEDED, 2)
+
+
+def test_the_child_processes_of_a_worker_end_with_it(engine: Engine, client: Client, site: Site) -> None:
+    with worker(site, "process", grace=0.1) as told:
+        runs(site, client, "overrun", text="deaf")
+        pid = int(site.said[0].split()[1])
+        assert alive(pid)
+        told.process.send_signal(signal.SIGTERM)
+        told.end()
+    eventually(lambda: not alive(pid))
+
+
+def test_a_second_signal_ends_a_worker_at_once(engine: Engine, client: Client, site: Site) -> None:
+    site.shut(1)
+    with worker(site, "thread") as told:
+        job = runs(site, client, "hold", gate=1)
+        told.process.send_signal(signal.SIGTERM)
+
+        def ended() -> bool:
+            told.process.send_signal(signal.SIGTERM)
+            return told.process.poll() is not None
+
+        eventually(ended)
+    assert told.process.returncode == -signal.SIGTERM
+    assert site.state(job.id) == "running"
+    site.open(1)

@@ -1,0 +1,453 @@
+"""What a worker does: lanes, slots, waking up, renewing, stopping."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from datetime import timedelta
+
+import psycopg
+import pytest
+
+from kappa.engine import AsyncJobContext, Client, Engine, Executor, JobState, Lane, WorkerConfig
+from kappa.engine.testing import Heard, drain, maintain, working
+from tests.engine.site import HOUR_MS, Site, place, seen
+from tests.engine.work import LANE
+from tests.ground import eventually
+
+FOLLOWER = WorkerConfig(lead=False, grace=timedelta(seconds=5))
+"""Time moves only when the test says so."""
+
+RENEWALS = """
+CREATE TABLE renewals (id serial PRIMARY KEY, jobs int NOT NULL, at timestamptz NOT NULL DEFAULT clock_timestamp());
+CREATE FUNCTION count_renewals() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    INSERT INTO renewals (jobs)
+    SELECT count(*) FROM before JOIN after USING (id, lease_token) WHERE after.lease_until > before.lease_until
+    HAVING count(*) > 0;
+    RETURN NULL;
+END $$;
+CREATE TRIGGER count_renewals AFTER UPDATE ON kappa.jobs REFERENCING OLD TABLE AS before NEW TABLE AS after
+    FOR EACH STATEMENT EXECUTE FUNCTION count_renewals();
+"""
+
+
+@pytest.fixture
+def site(url: str) -> Iterator[Site]:
+    made = Site(url)
+    yield made
+    made.close()
+
+
+class Crowd:
+    """Async handlers that stay until they are let go, and how many of them there were at once."""
+
+    def __init__(self, engine: Engine, *kinds: str) -> None:
+        self.inside: list[str] = []
+        self.most = 0
+        self._go = asyncio.Event()
+        self._changed = asyncio.Event()
+        for kind in kinds:
+            engine.job(kind)(self._handler(kind))
+
+    def _handler(self, kind: str) -> Callable[[AsyncJobContext], Awaitable[None]]:
+        async def stay(ctx: AsyncJobContext) -> None:
+            self.inside.append(kind)
+            self.most = max(self.most, len(self.inside))
+            self._changed.set()
+            await self._go.wait()
+            self.inside.remove(kind)
+            self._changed.set()
+
+        return stay
+
+    async def until(self, count: int) -> None:
+        async with asyncio.timeout(30):
+            while len(self.inside) != count:
+                self._changed.clear()
+                await self._changed.wait()
+
+    def let_go(self) -> None:
+        self._go.set()
+
+
+def lane(engine: Engine, name: str, *kinds: str, slots: int = 4, poll_ms: int = HOUR_MS, ttl: float = 60) -> None:
+    engine.lane(
+        Lane(
+            name, kinds=kinds, max_slots=slots, poll_interval_ms=poll_ms, executor=Executor.ASYNC,
+            lease_ttl=timedelta(seconds=ttl),
+        )
+    )  # fmt: skip
+    engine.install()
+
+
+# Slots
+
+
+async def test_a_long_job_in_one_lane_takes_no_slot_of_another(engine: Engine, client: Client, heard: Heard) -> None:
+    crowd = Crowd(engine, "long")
+
+    @engine.job("short")
+    async def short(ctx: AsyncJobContext) -> None: ...
+
+    lane(engine, "slow", "long", slots=1)
+    lane(engine, "quick", "short", slots=1)
+    client.enqueue("long")
+    async with working(engine, FOLLOWER):
+        await crowd.until(1)
+        for _ in range(5):
+            client.enqueue("short")
+        await heard.until("settled", 5, kind="short")
+        assert crowd.inside == ["long"]
+        crowd.let_go()
+
+
+async def test_slots_hold_for_all_workers_together(engine: Engine, client: Client, heard: Heard) -> None:
+    most = now = 0
+
+    @engine.job("step")
+    async def step(ctx: AsyncJobContext) -> None:
+        nonlocal most, now
+        now += 1
+        most = max(most, now)
+        await asyncio.sleep(0.002)
+        now -= 1
+
+    lane(engine, LANE, "step", slots=3)
+    client.enqueue_many("step", [None] * 100)
+    async with working(engine, FOLLOWER) as one, working(engine, FOLLOWER) as other:
+        assert one.owner != other.owner
+        await heard.until("settled", 100)
+    assert most == 3
+
+
+async def test_more_slots_take_effect_with_no_restart(engine: Engine, client: Client) -> None:
+    crowd = Crowd(engine, "stay")
+    lane(engine, LANE, "stay", slots=1, poll_ms=50)
+    client.enqueue_many("stay", [None] * 4)
+    async with working(engine, FOLLOWER):
+        await crowd.until(1)
+        client.edit_lane(LANE, max_slots=3)
+        await crowd.until(3)
+        crowd.let_go()
+    assert crowd.most == 3
+
+
+async def test_fewer_slots_take_effect_with_no_restart(engine: Engine, client: Client, heard: Heard) -> None:
+    crowd = Crowd(engine, "stay")
+    lane(engine, LANE, "stay", slots=3, poll_ms=50)
+    client.enqueue_many("stay", [None] * 3)
+    async with working(engine, FOLLOWER):
+        await crowd.until(3)
+        client.edit_lane(LANE, max_slots=1)
+        client.enqueue_many("stay", [None] * 3)
+        crowd.most = 0
+        crowd.let_go()
+        await heard.until("settled", 6)
+    assert crowd.most == 1
+
+
+async def test_a_lane_that_is_switched_off_finishes_what_runs_and_claims_nothing(
+    engine: Engine, client: Client, heard: Heard
+) -> None:
+    crowd = Crowd(engine, "stay")
+    lane(engine, LANE, "stay", slots=1, poll_ms=20)
+    first = client.enqueue("stay")
+    async with working(engine, FOLLOWER):
+        await crowd.until(1)
+        client.edit_lane(LANE, enabled=False)
+        second = client.enqueue("stay")
+        crowd.let_go()
+        await heard.until("settled", job=first.id)
+        # Another lane goes round meanwhile: the worker had every chance to claim.
+        await asyncio.to_thread(eventually, lambda: client.show(first.id).state is JobState.SUCCEEDED)
+        assert client.show(second.id).state is JobState.QUEUED
+        client.edit_lane(LANE, enabled=True)
+        await heard.until("settled", job=second.id)
+
+
+async def test_a_kind_that_moves_to_a_lane_that_nobody_served_is_served_there_with_no_restart(
+    engine: Engine, client: Client, heard: Heard
+) -> None:
+    crowd = Crowd(engine, "stay", "other")
+    crowd.let_go()
+    lane(engine, "first", "stay", "other", poll_ms=50)
+    lane(engine, "second", poll_ms=50)
+    async with working(engine, FOLLOWER):
+        await heard.until("asleep", lane="first")
+        client.move_kind("stay", "second")
+        made = client.enqueue("stay")
+        await heard.until("settled", job=made.id)
+
+
+async def test_a_lane_that_is_made_later_is_served_with_no_restart(
+    engine: Engine, client: Client, heard: Heard
+) -> None:
+    crowd = Crowd(engine, "stay", "later")
+    crowd.let_go()
+    lane(engine, "first", "stay", poll_ms=50)
+    async with working(engine, FOLLOWER):
+        await heard.until("asleep", lane="first")
+        client.declare_lane(Lane("second", kinds=("later",), executor=Executor.ASYNC))
+        made = client.enqueue("later")
+        await heard.until("settled", job=made.id)
+
+
+# Kinds
+
+
+async def test_a_kind_without_a_handler_here_is_left_for_others(
+    engine: Engine, client: Client, heard: Heard, url: str
+) -> None:
+    Crowd(engine, "known").let_go()
+    lane(engine, LANE, "known", "unknown")
+    left = client.enqueue("unknown", priority=9)
+    done = client.enqueue("known")
+    async with working(engine, FOLLOWER):
+        await heard.until("settled", job=done.id)
+    assert client.show(left.id).state is JobState.QUEUED
+
+    other = Engine(url)
+    Crowd(other, "unknown").let_go()
+    await drain(other, FOLLOWER)
+    assert client.show(left.id).state is JobState.SUCCEEDED
+
+
+async def test_a_kind_that_a_lane_gets_while_it_is_served_does_not_end_a_worker_that_has_no_handler_for_it(
+    engine: Engine, client: Client, heard: Heard
+) -> None:
+    Crowd(engine, "known").let_go()
+    lane(engine, LANE, "known")
+    async with working(engine, FOLLOWER):
+        await heard.until("asleep", lane=LANE)
+        client.edit_lane(LANE, kinds=("known", "unknown"))
+        left = client.enqueue("unknown", priority=9)
+        done = client.enqueue("known")
+        await heard.until("settled", job=done.id)
+    assert client.show(left.id).state is JobState.QUEUED
+
+
+# Waking up
+
+
+@pytest.fixture
+async def idle(engine: Engine, heard: Heard) -> AsyncIterator[Crowd]:
+    """A worker whose one lane sleeps, and polls once an hour."""
+    crowd = Crowd(engine, "stay")
+    crowd.let_go()
+    lane(engine, LANE, "stay", slots=1)
+    async with working(engine, FOLLOWER):
+        await heard.until("asleep", lane=LANE)
+        yield crowd
+
+
+@pytest.mark.usefixtures("idle")
+async def test_an_idle_lane_is_woken_by_an_enqueue(client: Client, heard: Heard) -> None:
+    for _ in range(3):
+        made = client.enqueue("stay")
+        await heard.until("settled", job=made.id)
+
+
+@pytest.mark.usefixtures("idle")
+async def test_an_idle_lane_is_woken_by_many_in_one_go_and_by_the_commit_of_a_callers_transaction(
+    client: Client, heard: Heard, site: Site
+) -> None:
+    with site.listening("kappa_wake") as woken:
+        client.enqueue_many("stay", [None] * 50)
+        await heard.until("settled", 50)
+        assert woken() == [LANE]
+    with psycopg.connect(site.url) as connection:
+        made = client.enqueue("stay", connection=connection)
+    await heard.until("settled", job=made.id)
+
+
+@pytest.mark.usefixtures("idle")
+async def test_an_idle_lane_is_woken_also_after_the_leader_tidied_up(
+    engine: Engine, client: Client, heard: Heard, site: Site
+) -> None:
+    await maintain(engine)
+    await seen(lambda: site.rows("SELECT lane FROM kappa.sleepers") == [LANE], what="the sleeper came back")
+    made = client.enqueue("stay")
+    await heard.until("settled", job=made.id)
+
+
+async def test_a_worker_that_leads_wakes_at_once_too(engine: Engine, client: Client, heard: Heard) -> None:
+    Crowd(engine, "stay").let_go()
+    lane(engine, LANE, "stay", slots=1)
+    async with working(engine):
+        await heard.until("asleep", lane=LANE)
+        await heard.until("leading")
+        for _ in range(3):
+            made = client.enqueue("stay", delay=timedelta(milliseconds=1))
+            await heard.until("settled", job=made.id)
+
+
+async def test_the_poll_alone_finds_what_nobody_was_told_of(engine: Engine, heard: Heard, site: Site) -> None:
+    Crowd(engine, "stay").let_go()
+    lane(engine, LANE, "stay", poll_ms=20)
+    async with working(engine, FOLLOWER):
+        await heard.until("asleep", lane=LANE)
+        site.do("INSERT INTO kappa.jobs (lane, kind, state) VALUES (%s, 'stay', 'queued')", LANE)
+        await heard.until("settled", kind="stay")
+
+
+@pytest.mark.usefixtures("idle")
+async def test_an_idle_lane_stands_among_the_sleepers_until_its_worker_ends(
+    engine: Engine, heard: Heard, site: Site
+) -> None:
+    assert site.rows("SELECT lane FROM kappa.sleepers") == [LANE]
+    async with working(engine, FOLLOWER) as second:
+        await heard.until("asleep", 2, lane=LANE)
+        assert second.owner in site.rows("SELECT owner FROM kappa.sleepers")
+    assert second.owner not in site.rows("SELECT owner FROM kappa.sleepers")
+
+
+async def test_an_enqueue_into_a_busy_lane_tells_nobody(
+    engine: Engine, client: Client, heard: Heard, site: Site
+) -> None:
+    crowd = Crowd(engine, "stay")
+
+    @engine.job("pass")
+    async def go_past(ctx: AsyncJobContext) -> None: ...
+
+    lane(engine, LANE, "stay", "pass", slots=1)
+    client.enqueue_many("pass", [None] * 10)
+    client.enqueue("stay")
+    async with working(engine, FOLLOWER):
+        await crowd.until(1)
+        assert site.rows("SELECT lane FROM kappa.sleepers") == []
+        with site.listening("kappa_wake") as woken:
+            client.enqueue("pass")
+            client.enqueue_many("pass", [None] * 3)
+            assert woken() == []
+        crowd.let_go()
+        await heard.until("settled", 15)
+
+
+# Leases
+
+
+async def test_every_lease_of_a_worker_is_renewed_in_one_statement_before_it_runs_out(
+    engine: Engine, client: Client, site: Site
+) -> None:
+    crowd = Crowd(engine, "stay", "other")
+    lane(engine, LANE, "stay", slots=2, ttl=1)
+    lane(engine, "second", "other", slots=1, ttl=1)
+    site.do(RENEWALS)
+    client.enqueue_many("stay", [None] * 2)
+    client.enqueue("other")
+    async with working(engine, FOLLOWER):
+        await crowd.until(3)
+        renewed = await seen(lambda: rows if len(rows := site.rows("SELECT jobs FROM renewals ORDER BY id")) > 4 else 0)
+        crowd.let_go()
+    assert renewed[1:] == [3] * (len(renewed) - 1)
+
+
+async def test_a_shorter_lease_is_renewed_sooner_with_no_restart(engine: Engine, client: Client, site: Site) -> None:
+    crowd = Crowd(engine, "stay")
+    lane(engine, LANE, "stay", poll_ms=50, ttl=240)
+    async with working(engine, FOLLOWER):
+        first = client.enqueue("stay")
+        await crowd.until(1)
+        client.edit_lane(LANE, lease_ttl=timedelta(seconds=1))
+        second = client.enqueue("stay")
+        await crowd.until(2)
+        began = client.show(second.id).lease_until
+        assert began is not None
+        await seen(lambda: (now := client.show(second.id).lease_until) and now > began, what="a renewal")
+        crowd.let_go()
+    assert client.show(first.id).state is JobState.SUCCEEDED
+
+
+async def test_handlers_that_keep_transactions_open_do_not_keep_the_worker_from_renewing(
+    engine: Engine, client: Client, site: Site
+) -> None:
+    count = 5
+    opened, go = asyncio.Semaphore(0), asyncio.Event()
+
+    @engine.job("write")
+    async def write(ctx: AsyncJobContext) -> None:
+        async with ctx.transaction() as connection:
+            await connection.execute("INSERT INTO written (line) VALUES ('kept')")
+            opened.release()
+            await go.wait()
+
+    lane(engine, LANE, "write", slots=count, ttl=1)
+    jobs = [client.enqueue("write").id for _ in range(count)]
+    async with working(engine, FOLLOWER):
+        async with asyncio.timeout(30):
+            for _ in range(count):
+                await opened.acquire()
+        before = client.show(jobs[0]).lease_until
+        assert before is not None
+        await seen(lambda: (now := client.show(jobs[0]).lease_until) and now > before, what="a renewal")
+        go.set()
+    assert site.written == ["kept"] * count
+
+
+async def test_the_reaper_leaves_alone_what_is_renewed(engine: Engine, client: Client, site: Site) -> None:
+    crowd = Crowd(engine, "stay")
+    lane(engine, LANE, "stay", ttl=1)
+    site.do(RENEWALS)
+    made = client.enqueue("stay")
+    async with working(engine, FOLLOWER):
+        await crowd.until(1)
+        for n in range(2, 9):
+            await seen(lambda n=n: len(site.rows("SELECT 1 FROM renewals")) >= n)
+            await maintain(engine, only=lambda name: name == "reaper")
+        crowd.let_go()
+    done = client.show(made.id)
+    assert (done.state, done.attempt) == (JobState.SUCCEEDED, 1)
+
+
+# Stopping
+
+
+async def test_a_worker_that_is_told_to_stop_claims_no_more_and_lets_running_jobs_finish(
+    engine: Engine, client: Client
+) -> None:
+    crowd = Crowd(engine, "stay")
+    lane(engine, LANE, "stay", slots=1)
+    first = client.enqueue("stay")
+    async with working(engine, FOLLOWER) as worker:
+        await crowd.until(1)
+        worker.stop()
+        second = client.enqueue("stay")
+        crowd.let_go()
+    assert client.show(first.id).state is JobState.SUCCEEDED
+    assert client.show(second.id).state is JobState.QUEUED
+
+
+@pytest.mark.parametrize("executor", [Executor.THREAD, Executor.ASYNC, Executor.PROCESS])
+async def test_what_outlasts_the_grace_is_released_and_adopted_at_once(
+    engine: Engine, client: Client, heard: Heard, site: Site, executor: Executor
+) -> None:
+    place(engine, executor, "hold", idempotent=True)
+    site.shut(1)
+    made = client.enqueue("hold", site.task(gate=1))
+    impatient = WorkerConfig(lead=False, grace=timedelta(milliseconds=50))
+    async with working(engine, impatient):
+        await asyncio.to_thread(site.until_said, "began 1")
+        await seen(lambda: client.show(made.id).attempt == 1)
+    assert (site.state(made.id), site.owner(made.id)) == ("running", None)
+    async with working(engine, FOLLOWER):
+        await heard.until("adopted", job=made.id)
+        await seen(lambda: site.state(made.id) == "scheduled")
+        site.open(1)
+    assert client.show(made.id).attempt == 1
+
+
+async def test_a_claim_that_is_under_way_when_the_worker_is_told_to_stop_leaves_no_job_behind_its_lease(
+    engine: Engine, client: Client, heard: Heard, site: Site
+) -> None:
+    Crowd(engine, "stay").let_go()
+    lane(engine, LANE, "stay")
+    async with working(engine, FOLLOWER) as worker:
+        await heard.until("asleep", lane=LANE)
+        site.do("SELECT pg_advisory_lock(1262568289, hashtext(%s))", LANE)
+        made = client.enqueue("stay")
+        waiting = "SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
+        await seen(lambda: site.rows(waiting), what="a claim that waits for the lane")
+        # From here to the stop the loop stands still: the claim is written and its answer not yet read.
+        site.do("SELECT pg_advisory_unlock(1262568289, hashtext(%s))", LANE)
+        site.until_state(made.id, "running")
+        worker.stop()
+    assert site.owner(made.id) is None

@@ -221,6 +221,18 @@ def test_a_kind_that_has_jobs_can_not_be_taken_out_of_its_lane(client: Client, c
         client.enqueue("tool_run")
 
 
+@pytest.mark.parametrize("many", [True, False])
+def test_a_kind_that_was_taken_out_of_its_lane_is_refused_at_once(
+    client: Client, connection: Connection, many: bool
+) -> None:
+    client.enqueue_many("tool_run", [1])
+    client.cancel(client.list_jobs()[0].id)
+    client.edit_lane("tools", kinds=[])
+    with pytest.raises(UnknownKind, match="kind 'tool_run' is in no lane"):
+        client.enqueue_many("tool_run", [1]) if many else client.enqueue("tool_run")
+    assert client.counts() == {}
+
+
 def test_a_lane_in_which_jobs_run_can_not_be_deleted_after_its_kinds_moved_away(
     client: Client, connection: Connection
 ) -> None:

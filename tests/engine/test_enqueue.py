@@ -224,11 +224,13 @@ def test_all_of_many_or_none(client: Client) -> None:
 
 @pytest.mark.parametrize("many", [True, False])
 @pytest.mark.parametrize("commit", [True, False])
+@pytest.mark.parametrize("first", [True, False])
 def test_a_job_is_there_if_and_only_if_the_callers_transaction_commits(
-    url: str, client: Client, commit: bool, many: bool
+    url: str, client: Client, first: bool, commit: bool, many: bool
 ) -> None:
     with psycopg.connect(url) as caller:
-        caller.execute("CREATE TABLE own (line text)")
+        if not first:
+            caller.execute("CREATE TABLE own (line text)")
         if many:
             client.enqueue_many("ingestion", [1], connection=caller)
         else:

@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import AsyncIterator
+from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -494,3 +495,15 @@ def test_a_job_whose_kind_moved_while_it_ran_is_found_in_its_new_lane(
         run(connection, maintenance.reap(clock(connection) + HOUR))
     (again,) = run(connection, jobs.claim("tools", "b", 1, kinds=["tool_run", "polarity"]))
     assert again.id == job
+
+
+@pytest.mark.parametrize("inside", [False, True], ids=["by itself", "in a transaction"])
+def test_a_connection_that_rolled_back_still_takes_jobs(client: Client, connection: Session, inside: bool) -> None:
+    client.enqueue("polarity", connection=connection)
+    for _ in range(10):  # often enough for psycopg to prepare it, and so to deallocate all at the rollback
+        run(connection, jobs.show(1))
+    with connection.transaction(force_rollback=True):
+        connection.execute("SELECT 1")
+    with connection.transaction() if inside else nullcontext():
+        client.enqueue("polarity", connection=connection)
+    assert client.counts() == {("interactive", JobState.QUEUED): 2}

@@ -164,7 +164,8 @@ class AsyncClient:
 
     async def retry(self, job_id: int, *, connection: AsyncConnection[Row] | None = None) -> Enqueued:
         """Enqueue a finished job anew. Terminal states never change: it is a new job that knows its origin."""
-        async with self._session(connection) as session:
+        async with self._session(connection) as session, session.transaction():
+            await run_async(session, jobs.keep(job_id))
             job = await self._find(session, job_id)
             if not job.state.terminal:
                 raise IllegalTransition(job_id, job.state, "queued again before it ended")

@@ -157,7 +157,8 @@ class Client:
 
     def retry(self, job_id: int, *, connection: Connection[Row] | None = None) -> Enqueued:
         """Enqueue a finished job anew. Terminal states never change: it is a new job that knows its origin."""
-        with self._session(connection) as session:
+        with self._session(connection) as session, session.transaction():
+            run(session, jobs.keep(job_id))
             job = self._find(session, job_id)
             if not job.state.terminal:
                 raise IllegalTransition(job_id, job.state, "queued again before it ended")

@@ -15,7 +15,9 @@ def due_times(cron: str, timezone: str, after: datetime) -> Iterator[datetime]:
     local = after.astimezone(_zone(timezone))
     try:
         for due in CronSim(cron, local):
-            yield due.astimezone(UTC)
+            # Begun inside the hour that comes twice, it starts with the first of the two, which is over.
+            if (instant := due.astimezone(UTC)) > after:
+                yield instant
     except CronSimError as error:
         raise ScheduleError(f"{cron!r} is not a cron expression: {error}") from None
 

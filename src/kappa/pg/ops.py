@@ -10,8 +10,8 @@ from typing import Any, Generic, TypeVar
 from weakref import WeakKeyDictionary
 
 from psycopg import AsyncConnection, Connection
-from psycopg.errors import error_from_result
-from psycopg.pq import ExecStatus
+from psycopg.errors import InvalidSqlStatementName, error_from_result
+from psycopg.pq import ExecStatus, TransactionStatus
 from psycopg.pq.abc import PGresult
 
 from kappa.pg.queries import Query, Row
@@ -32,7 +32,9 @@ class Op(Generic[T]):
 
 
 def run(connection: Connection[Row], op: Op[T]) -> T:
-    if op.first_number and (values := _plain(op)) is not None and connection.prepare_threshold is not None:
+    # Not in a transaction: a statement that psycopg has deallocated would end it.
+    idle = connection.pgconn.transaction_status == TransactionStatus.IDLE
+    if op.first_number and idle and connection.prepare_threshold is not None and (values := _plain(op)) is not None:
         return op.read(_short_way(connection, op.query, values))
     cursor = connection.execute(op.query.sql, op.params, binary=op.binary)
     return op.read(cursor.fetchall() if cursor.description else [])
@@ -74,7 +76,12 @@ def _short_way(connection: Connection[Row], query: Query, values: list[Any]) -> 
         if name not in known:
             _check(connection, libpq.prepare(name, query.numbered().encode()))
             known.add(name)
-        result = _check(connection, libpq.exec_prepared(name, values))
+        try:
+            result = _check(connection, libpq.exec_prepared(name, values))
+        except InvalidSqlStatementName:
+            # psycopg deallocates all statements after a rollback or a change of the schema.
+            _check(connection, libpq.prepare(name, query.numbered().encode()))
+            result = _check(connection, libpq.exec_prepared(name, values))
         found = result.get_value(0, 0) if result.ntuples else None
     return [] if found is None else [(int(found),)]
 

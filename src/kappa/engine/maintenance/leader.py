@@ -21,6 +21,9 @@ from kappa.pg.queries import Row
 
 log = logging.getLogger(__name__)
 
+LOCKED_AGAIN = 0.1
+"""Seconds until something that is due already, but locked by somebody, is looked at again."""
+
 # A leader whose host vanished must not keep the lock until TCP gives up by itself.
 KEEPALIVE = {
     "tcp_keepalives_idle": "5",
@@ -89,9 +92,16 @@ class Leader:
                 if time.monotonic() < self._due[service.name]:
                     continue
                 self._due[service.name] = time.monotonic() + service.every
-                hint = await service.run_once(connection)
+                try:
+                    hint = await service.run_once(connection)
+                except psycopg.OperationalError:
+                    raise
+                except Exception:
+                    # The fault of one service must not stop the others, here and on every node that leads after.
+                    log.exception("the leader's %s failed; it is tried again in %.0f s", service.name, service.every)
+                    continue
                 if hint is not None:
-                    self.sooner(service.name, time.monotonic() + max(hint, 0.01))
+                    self.sooner(service.name, time.monotonic() + (hint if hint > 0 else LOCKED_AGAIN))
             wait = min(self._due.values()) - time.monotonic()
             try:
                 await asyncio.wait_for(self._nudged.wait(), max(wait, 0.0))

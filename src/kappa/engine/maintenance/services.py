@@ -4,10 +4,12 @@
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
 from typing import Protocol
 
+import psycopg
 from psycopg import AsyncConnection, sql
 
 from kappa.engine import attempt
@@ -104,13 +106,34 @@ class Retention:
     every = 300.0
 
     async def run_once(self, connection: AsyncConnection[Row], now: datetime | None = None) -> float | None:
-        await run_async(connection, maintenance.make_partitions(now, PARTITION_DAYS))
-        await run_async(connection, maintenance.keep_referred(now))
-        for table in await run_async(connection, maintenance.past_partitions(now)):
-            await connection.execute(sql.SQL("DROP TABLE kappa.{}").format(sql.Identifier(table)))
-        await run_async(connection, maintenance.delete_expired(now))
+        try:
+            async with self._briefly(connection):
+                await run_async(connection, maintenance.make_partitions(now, PARTITION_DAYS))
+            await run_async(connection, maintenance.keep_referred(now))
+            for table in await run_async(connection, maintenance.past_partitions(now)):
+                await self._drop(connection, table, now)
+        except psycopg.errors.LockNotAvailable:
+            log.warning("somebody reads the history for long: its days are made and dropped next time")
+        async with connection.transaction():
+            over = await run_async(connection, maintenance.lock_expired(now))
+            await run_async(connection, maintenance.delete_expired(over, now))
         await run_async(connection, maintenance.forget_sleepers())
         return None
+
+    async def _drop(self, connection: AsyncConnection[Row], table: str, now: datetime | None) -> None:
+        name = sql.Identifier(table)
+        async with self._briefly(connection):
+            await connection.execute(sql.SQL("LOCK TABLE ONLY kappa.finished_jobs, ONLY kappa.{}").format(name))
+            # Nobody can begin to refer to a row of it now; whoever did before has committed.
+            await run_async(connection, maintenance.keep_referred(now))
+            await connection.execute(sql.SQL("DROP TABLE kappa.{}").format(name))
+
+    @asynccontextmanager
+    async def _briefly(self, connection: AsyncConnection[Row]) -> AsyncGenerator[None]:
+        """A transaction that gives up rather than wait: all settling queues up behind a lock that it waits for."""
+        async with connection.transaction():
+            await connection.execute("SET LOCAL lock_timeout = '200ms'")
+            yield
 
 
 class Cron:
@@ -125,20 +148,21 @@ class Cron:
 
     async def run_once(self, connection: AsyncConnection[Row], now: datetime | None = None) -> float | None:
         async with connection.transaction():
-            for schedule, at in await run_async(connection, maintenance.due_schedules(now)):
-                await self._fire(connection, schedule, at, now)
+            for schedule, at, since in await run_async(connection, maintenance.due_schedules(now)):
+                await self._fire(connection, schedule, at, since, now)
         return await run_async(connection, maintenance.next_schedule(now))
 
     async def _fire(
-        self, connection: AsyncConnection[Row], schedule: Schedule, at: datetime, now: datetime | None
+        self, connection: AsyncConnection[Row], schedule: Schedule, at: datetime, since: datetime, now: datetime | None
     ) -> None:
         try:
-            upcoming = next_due(schedule.cron, schedule.timezone, at)
-            if schedule.next_at is None:
+            first = schedule.next_at or next_due(schedule.cron, schedule.timezone, since)
+            if first > at:
                 # New, or changed: nothing was due yet.
-                await run_async(connection, maintenance.advance_schedule(schedule.name, upcoming))
+                await run_async(connection, maintenance.advance_schedule(schedule.name, first))
                 return
-            due = last_due(schedule.cron, schedule.timezone, schedule.next_at, at)
+            upcoming = next_due(schedule.cron, schedule.timezone, at)
+            due = last_due(schedule.cron, schedule.timezone, first, at)
             if schedule.missed == "skip" and at - due > LATE:
                 await run_async(connection, maintenance.advance_schedule(schedule.name, upcoming))
                 return
@@ -146,10 +170,14 @@ class Cron:
                 job = await self._enqueue(connection, schedule)
             await run_async(connection, maintenance.advance_schedule(schedule.name, upcoming, due, job))
             self._signals.emit("fired", schedule=schedule.name, due=due, job=job)
-        except EngineError as error:
+        except psycopg.OperationalError:
+            raise
+        except Exception as error:
+            # Payload types and estimates run code of others: whatever it raises is the failure of this schedule only.
             delay = attempt.backoff(schedule.failures + 1)
-            log.error("schedule %s did not fire, next try in %.0f s: %s", schedule.name, delay, error)
-            await run_async(connection, maintenance.fail_schedule(schedule.name, str(error), delay, now))
+            log.error("schedule %s did not fire, next try in %.0f s", schedule.name, delay, exc_info=error)
+            said = str(error) if isinstance(error, EngineError) else f"{type(error).__name__}: {error}"
+            await run_async(connection, maintenance.fail_schedule(schedule.name, said, delay, now))
 
     async def _enqueue(self, connection: AsyncConnection[Row], schedule: Schedule) -> int:
         handler = self._registry.find(schedule.kind)

@@ -54,9 +54,9 @@ CREATE TABLE kappa.jobs (
     approved_at        timestamptz,
 
     timeout            interval        CHECK (timeout > '0'),
-    max_attempts       smallint        NOT NULL DEFAULT 1 CHECK (max_attempts >= 1),
-    attempt            smallint        NOT NULL DEFAULT 0 CHECK (attempt BETWEEN 0 AND max_attempts),
-    claims             smallint        NOT NULL DEFAULT 0,
+    max_attempts       int             NOT NULL DEFAULT 1 CHECK (max_attempts >= 1),
+    attempt            int             NOT NULL DEFAULT 0 CHECK (attempt BETWEEN 0 AND max_attempts),
+    claims             int             NOT NULL DEFAULT 0,
     started_at         timestamptz,
     attempt_started_at timestamptz,
 
@@ -109,8 +109,8 @@ CREATE TABLE kappa.finished_jobs (
     approved_by      text,
     approved_at      timestamptz,
     timeout          interval,
-    max_attempts     smallint        NOT NULL,
-    attempt          smallint        NOT NULL,
+    max_attempts     int             NOT NULL,
+    attempt          int             NOT NULL,
     started_at       timestamptz,
     finished_at      timestamptz     NOT NULL,
     reason           text,
@@ -228,6 +228,7 @@ CREATE TABLE kappa.schedules (
     priority   smallint    NOT NULL DEFAULT 0,
     enabled    boolean     NOT NULL DEFAULT true,
     missed     text        NOT NULL DEFAULT 'fire_once' CHECK (missed IN ('fire_once', 'skip')),
+    since      timestamptz NOT NULL DEFAULT now(),
     next_at    timestamptz,
     last_at    timestamptz,
     last_job   bigint,
@@ -242,7 +243,7 @@ CREATE FUNCTION kappa.claim(
     lane_name text, claimer text, capacity int, known_kinds text[],
     floor_rank int, floor_id bigint, floor_token bigint
 ) RETURNS TABLE (
-    id bigint, kind text, payload text, attempt smallint, max_attempts smallint, claims smallint, token bigint,
+    id bigint, kind text, payload text, attempt int, max_attempts int, claims int, token bigint,
     adopted boolean, started boolean, seconds_left double precision, cancel_reason text, priority smallint,
     token_floor bigint, parent_id bigint
 ) LANGUAGE plpgsql
@@ -285,8 +286,9 @@ BEGIN
         RETURN;
     END IF;
 
-    SELECT count(*), min(r.lease_token) INTO busy, lowest FROM kappa.jobs AS r
-     WHERE r.lane = lane_name AND r.state = 'running' AND r.lease_token >= floor_token AND NOT r.waiting;
+    -- A parent that waits takes no slot now and one later: the floor must not rise above its token.
+    SELECT count(*) FILTER (WHERE NOT r.waiting), min(r.lease_token) INTO busy, lowest FROM kappa.jobs AS r
+     WHERE r.lane = lane_name AND r.state = 'running' AND r.lease_token >= floor_token;
     SELECT count(*) INTO orphans FROM kappa.jobs AS r
      WHERE r.lane = lane_name AND r.state = 'running' AND r.lease_token IS NULL AND NOT r.waiting;
 

@@ -132,6 +132,7 @@ BEGIN
                max_attempts = j.max_attempts + b.snoozed::int,
                started_at = CASE WHEN b.really_started THEN coalesce(j.started_at, now()) ELSE j.started_at END,
                attempt_started_at = NULL, lease_owner = NULL, lease_token = NULL, lease_until = NULL, waiting = false,
+               lane = coalesce((SELECT k.lane FROM kappa.lane_kinds AS k WHERE k.kind = j.kind), j.lane),
                error_summary = coalesce(b.summary, j.error_summary), error_detail = coalesce(b.detail, j.error_detail)
           FROM back AS b
          WHERE j.id = b.id AND j.lease_token = b.token
@@ -156,7 +157,8 @@ BEGIN
     RETURN QUERY
     WITH freed AS (
         UPDATE kappa.jobs AS j
-           SET lease_owner = NULL, lease_token = NULL, lease_until = NULL
+           SET lease_owner = NULL, lease_token = NULL, lease_until = NULL,
+               lane = coalesce((SELECT k.lane FROM kappa.lane_kinds AS k WHERE k.kind = j.kind), j.lane)
           FROM unnest(release.ids, release.tokens) AS held (id, token)
          WHERE j.id = held.id AND j.lease_token = held.token
         RETURNING j.id, j.lane
@@ -189,7 +191,7 @@ END $$;
 CREATE FUNCTION kappa.enqueue(
     kind text, payload jsonb, priority smallint, submitted_by text, dedup_key text, parent_id bigint, spawn_key text,
     retry_of bigint, run_at timestamptz, delay interval, approval boolean, estimate jsonb, approved_by text,
-    timeout interval, max_attempts smallint, always_notify boolean
+    timeout interval, max_attempts int, always_notify boolean
 ) RETURNS bigint LANGUAGE plpgsql
   SET plan_cache_mode = force_generic_plan
 AS $$

@@ -31,7 +31,7 @@ def rows(
 ) -> Iterator[bytes]:
     """The whole stream, in pieces."""
     head = struct.pack("!h", COLUMNS) + _text(lane) + _text(kind) + _text(state) + _small(priority)
-    tail = _text(submitted_by) + _instant(run_at) + _interval(timeout) + _small(max_attempts)
+    tail = _text(submitted_by) + _instant(run_at) + _interval(timeout) + _field(struct.pack("!i", max_attempts))
     yield SIGNATURE
     piece: list[bytes] = []
     for payload in payloads:

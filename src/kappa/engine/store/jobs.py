@@ -42,6 +42,7 @@ CANCEL_BEFORE_START = sql["cancel_before_start"]
 REQUEST_CANCEL = sql["request_cancel"]
 PRIORITISE = sql["prioritise"]
 SHOW = sql["show"]
+KEEP = sql["keep"]
 LIST_JOBS = sql["list_jobs"]
 COUNT_BY_STATE = sql["count_by_state"]
 
@@ -270,6 +271,11 @@ def request_cancel(job_id: int, reason: str) -> Op[bool]:
 
 def prioritise(job_id: int, priority: int) -> Op[bool]:
     return Op(PRIORITISE, {"id": job_id, "priority": priority}, _any)
+
+
+def keep(job_id: int) -> Op[None]:
+    """Keep a finished job from being deleted before the transaction ends."""
+    return Op(KEEP, {"id": job_id}, nothing)
 
 
 def show(job_id: int) -> Op[Job | None]:

@@ -3,7 +3,7 @@ SELECT kappa.enqueue(
     %(kind)s::text, %(payload)s::jsonb, %(priority)s::smallint, %(submitted_by)s::text, %(dedup_key)s::text,
     %(parent_id)s::bigint, %(spawn_key)s::text, %(retry_of)s::bigint, %(run_at)s::timestamptz, %(delay)s::interval,
     %(approval)s::boolean, %(estimate)s::jsonb, %(approved_by)s::text, %(timeout)s::interval,
-    %(max_attempts)s::smallint, %(always_notify)s::boolean);
+    %(max_attempts)s::int, %(always_notify)s::boolean);
 
 -- name: enqueued_before
 SELECT id FROM kappa.jobs
@@ -121,6 +121,9 @@ RETURNING id, pg_notify('kappa_job', 'cancel ' || id);
 UPDATE kappa.jobs SET priority = %(priority)s
  WHERE id = %(id)s AND state IN ('awaiting_approval', 'scheduled', 'queued')
 RETURNING id;
+
+-- name: keep
+SELECT 1 FROM kappa.finished_jobs WHERE id = %(id)s FOR SHARE;
 
 -- name: show
 SELECT * FROM kappa.all_jobs WHERE id = %(id)s LIMIT 1;

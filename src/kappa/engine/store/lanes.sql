@@ -5,8 +5,12 @@ SELECT name, kinds, max_slots, poll_interval_ms, lease_ttl, stale_timeout, enabl
 -- name: look
 -- Every lane's row and whether there is something to claim, in one statement for a whole process.
 SELECT l.name, l.kinds, l.max_slots, l.poll_interval_ms, l.lease_ttl, l.stale_timeout, l.enabled, l.executor,
-       (l.enabled AND EXISTS (SELECT FROM kappa.jobs AS q WHERE q.lane = l.name AND q.state = 'queued'))
-       OR EXISTS (SELECT FROM kappa.jobs AS o WHERE o.lane = l.name AND o.state = 'running' AND o.lease_token IS NULL)
+       -- Not EXISTS: it drops the order, and then the planner reads the table for a first row that comes at its end.
+       coalesce(l.enabled AND (SELECT true FROM kappa.jobs AS q WHERE q.lane = l.name AND q.state = 'queued'
+                                ORDER BY (-q.priority), q.id LIMIT 1), false)
+       OR coalesce((SELECT true FROM kappa.jobs AS o
+                     WHERE o.lane = l.name AND o.state = 'running' AND o.lease_token IS NULL
+                     ORDER BY o.lane, o.lease_token LIMIT 1), false)
   FROM kappa.lanes AS l
  WHERE l.name = ANY (%(names)s::text[]);
 

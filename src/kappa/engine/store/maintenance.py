@@ -1,5 +1,6 @@
 """Statements that only the leader runs. Each takes an optional `now`, so that tests can move time."""
 
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
@@ -19,6 +20,7 @@ KEEP_REFERRED = sql["keep_referred"]
 PAST_PARTITIONS = sql["past_partitions"]
 MAKE_PARTITIONS = sql["make_partitions"]
 DELETE_EXPIRED = sql["delete_expired"]
+LOCK_EXPIRED = sql["lock_expired"]
 REHOME = sql["rehome"]
 FORGET_SLEEPERS = sql["forget_sleepers"]
 DUE_SCHEDULES = sql["due_schedules"]
@@ -74,8 +76,12 @@ def make_partitions(now: datetime | None, days: int) -> Op[int]:
     return Op(MAKE_PARTITIONS, {"now": now, "days": days}, _first)
 
 
-def delete_expired(now: datetime | None = None, limit: int = 10 * BATCH) -> Op[int]:
-    return Op(DELETE_EXPIRED, {"now": now, "limit": limit}, count)
+def lock_expired(now: datetime | None = None, limit: int = 10 * BATCH) -> Op[list[int]]:
+    return Op(LOCK_EXPIRED, {"now": now, "limit": limit}, lambda rows: [row[0] for row in rows])
+
+
+def delete_expired(ids: Sequence[int], now: datetime | None = None) -> Op[int]:
+    return Op(DELETE_EXPIRED, {"now": now, "ids": list(ids)}, count)
 
 
 def rehome() -> Op[int]:
@@ -86,9 +92,9 @@ def forget_sleepers() -> Op[None]:
     return Op(FORGET_SLEEPERS, {}, nothing)
 
 
-def due_schedules(now: datetime | None = None) -> Op[list[tuple[Schedule, datetime]]]:
-    """The schedules that are due, locked, each with the database's time."""
-    return Op(DUE_SCHEDULES, {"now": now}, lambda rows: [(_schedule(row), row[14]) for row in rows])
+def due_schedules(now: datetime | None = None) -> Op[list[tuple[Schedule, datetime, datetime]]]:
+    """The schedules that are due, locked, each with the database's time and the time it was put as it is."""
+    return Op(DUE_SCHEDULES, {"now": now}, lambda rows: [(_schedule(row), row[14], row[15]) for row in rows])
 
 
 def next_schedule(now: datetime | None = None) -> Op[float | None]:

@@ -8,7 +8,8 @@ SELECT pg_advisory_unlock(1262568289, 0);
 -- Leases that ran out are cleared; the state stays running and the next claim adopts.
 WITH orphaned AS (
     UPDATE kappa.jobs AS j
-       SET lease_owner = NULL, lease_token = NULL, lease_until = NULL
+       SET lease_owner = NULL, lease_token = NULL, lease_until = NULL,
+           lane = coalesce((SELECT k.lane FROM kappa.lane_kinds AS k WHERE k.kind = j.kind), j.lane)
      WHERE j.ctid = ANY (ARRAY(
                SELECT r.ctid FROM kappa.jobs AS r
                 WHERE r.state = 'running' AND r.lease_token IS NOT NULL
@@ -75,14 +76,24 @@ SELECT c.relname
  ORDER BY c.relname;
 
 -- name: make_partitions
-SELECT kappa.make_partitions((coalesce(%(now)s::timestamptz, now()) AT TIME ZONE 'UTC')::date, %(days)s::int);
+-- As far ahead as the longest retention reaches.
+SELECT kappa.make_partitions(
+           (coalesce(%(now)s::timestamptz, now()) AT TIME ZONE 'UTC')::date,
+           greatest(%(days)s::int, extract(epoch FROM greatest(keep_done, keep_failed))::bigint / 86400 + 2)::int)
+  FROM kappa.engine_settings;
 
 -- name: delete_expired
+-- In the transaction that locked them, and after that: whoever referred to one in the meantime has committed by now.
+-- The time stands here again, because it tells the planner which days to leave alone.
 DELETE FROM kappa.finished_jobs AS f
- WHERE (f.tableoid, f.ctid) IN (
-           SELECT e.tableoid, e.ctid FROM kappa.finished_jobs AS e
-            WHERE e.keep_until <= coalesce(%(now)s::timestamptz, now()) LIMIT %(limit)s::int)
+ WHERE f.keep_until <= coalesce(%(now)s::timestamptz, now()) AND f.id = ANY (%(ids)s::bigint[])
+   AND NOT EXISTS (SELECT FROM kappa.jobs AS j WHERE j.id = f.parent_id)
+   AND NOT EXISTS (SELECT FROM kappa.jobs AS j WHERE j.retry_of = f.id)
 RETURNING f.id;
+
+-- name: lock_expired
+SELECT id FROM kappa.finished_jobs
+ WHERE keep_until <= coalesce(%(now)s::timestamptz, now()) LIMIT %(limit)s::int FOR UPDATE SKIP LOCKED;
 
 -- name: rehome
 -- After a lane was edited: jobs that were on their way in while their kind moved.
@@ -99,7 +110,7 @@ SELECT pg_notify('kappa_wake', '*');
 
 -- name: due_schedules
 SELECT name, cron, timezone, kind, payload, priority, enabled, missed, next_at, last_at, last_job, failures, retry_at, error,
-       coalesce(%(now)s::timestamptz, now())
+       coalesce(%(now)s::timestamptz, now()), since
   FROM kappa.schedules
  WHERE enabled AND (next_at IS NULL OR next_at <= coalesce(%(now)s::timestamptz, now()))
    AND (retry_at IS NULL OR retry_at <= coalesce(%(now)s::timestamptz, now()))
@@ -128,7 +139,7 @@ VALUES (%(name)s, %(cron)s, %(timezone)s, %(kind)s, %(payload)s::jsonb, %(priori
 ON CONFLICT (name) DO UPDATE
    SET cron = EXCLUDED.cron, timezone = EXCLUDED.timezone, kind = EXCLUDED.kind, payload = EXCLUDED.payload,
        priority = EXCLUDED.priority, enabled = EXCLUDED.enabled, missed = EXCLUDED.missed,
-       failures = 0, retry_at = NULL, error = NULL,
+       since = now(), failures = 0, retry_at = NULL, error = NULL,
        next_at = CASE WHEN (schedules.cron, schedules.timezone) = (EXCLUDED.cron, EXCLUDED.timezone)
                        AND schedules.enabled THEN schedules.next_at END
 RETURNING pg_notify('kappa_due', '0');

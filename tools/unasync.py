@@ -19,7 +19,7 @@ WORDS = {
     r"\basynccontextmanager\b": "contextmanager",
     r"\b__a(enter|exit)__\b": r"__\1__",
     r"\brun_async\b": "run",
-    r"\bimport asyncio\n": "",
+    r"\bimport asyncio\b": "import time",
     r"\basyncio\.sleep\b": "time.sleep",
 }
 

@@ -290,13 +290,10 @@ async def test_the_poll_alone_finds_what_nobody_was_told_of(engine: Engine, hear
 
 
 @pytest.mark.usefixtures("idle")
-async def test_an_idle_lane_stands_among_the_sleepers_until_its_worker_ends(
-    engine: Engine, heard: Heard, site: Site
-) -> None:
+async def test_an_idle_lane_stands_among_the_sleepers_until_its_worker_ends(engine: Engine, site: Site) -> None:
     assert site.rows("SELECT lane FROM kappa.sleepers") == [LANE]
     async with working(engine, FOLLOWER) as second:
-        await heard.until("asleep", 2, lane=LANE)
-        assert second.owner in site.rows("SELECT owner FROM kappa.sleepers")
+        await seen(lambda: second.owner in site.rows("SELECT owner FROM kappa.sleepers"))
     assert second.owner not in site.rows("SELECT owner FROM kappa.sleepers")
 
 

@@ -23,8 +23,8 @@ CLAIMS_BEYOND_ATTEMPTS = 10
 
 def backoff(attempt: int) -> float:
     """Seconds to wait after an attempt: exponential, capped, with jitter."""
-    wait = min(BACKOFF_CAP, BACKOFF_BASE * 2 ** max(0, attempt - 1))
-    return wait * random.uniform(1 - BACKOFF_JITTER, 1 + BACKOFF_JITTER)  # noqa: S311
+    wait = min(BACKOFF_CAP, BACKOFF_BASE * 2 ** min(max(0, attempt - 1), 30))
+    return min(BACKOFF_CAP, wait * random.uniform(1 - BACKOFF_JITTER, 1 + BACKOFF_JITTER))  # noqa: S311
 
 
 def of_value(running: Running, value: Any) -> Finish | PutBack:
@@ -35,6 +35,8 @@ def of_value(running: Running, value: Any) -> Finish | PutBack:
             return Finish(job_id, token, JobState.SUCCEEDED)
         case Retry(after, summary):
             return _again(running, summary, None, after)
+        case Snooze() if running.cancel_reason is not None:
+            return Finish(job_id, token, JobState.CANCELLED, reason=running.cancel_reason)
         case Snooze(after):
             return PutBack(job_id, token, max(after.total_seconds(), 0.001), snoozed=True)
         case Cancel(reason):
@@ -74,6 +76,9 @@ def lost(running: Running) -> Finish | PutBack:
         if claimed.seconds_left <= 0:
             return timed_out(running)
         return _again(running, "the worker that ran it was lost", None, None)
+    if claimed.cancel_reason is not None:
+        reason = claimed.cancel_reason
+        return Finish(claimed.id, claimed.token, JobState.CANCELLED, reason=reason, started=False)
     if claimed.claims >= claimed.max_attempts + CLAIMS_BEYOND_ATTEMPTS:
         summary = f"it was claimed {claimed.claims} times, and every worker was lost before it was seen to start"
         return Finish(claimed.id, claimed.token, JobState.FAILED, summary=summary, started=False)

@@ -24,10 +24,10 @@ from kappa.pg.queries import Row
 T = TypeVar("T")
 
 BEFORE_START = (JobState.AWAITING_APPROVAL, JobState.SCHEDULED, JobState.QUEUED)
-PRIORITIES = range(-32768, 32768)
+PRIORITIES = range(-32767, 32768)
+ATTEMPTS = range(1, 32768)
 LOOK_FIRST = 0.02
 LOOK_LAST = 0.5
-LANE_KNOWN_FOR = 1.0
 
 
 class Client:
@@ -35,7 +35,6 @@ class Client:
 
     def __init__(self, database: Database, registry: Registry | None = None, *, bounds: Bounds | None = None) -> None:
         self._registry = registry or Registry()
-        self._lanes_of: dict[str, tuple[str, float]] = {}
         bounds = bounds or Bounds(0, 4)
         self._pool = Pool(database.url, "queue", bounds, behind_pooler=database.behind_pooler)
 
@@ -110,36 +109,48 @@ class Client:
         if handler is not None and handler.approval:
             raise EngineError(f"kind {kind!r} asks for approval: enqueue its jobs one by one")
         _check_priority(priority)
-        texts = [self._registry.dump_payload(kind, payload) for payload in payloads]
-        timeout = timeout or (handler.timeout if handler else None)
-        attempts = handler.max_attempts if handler else 1
         _check_time(at)
-        with self._session(connection) as session:
-            lane = self._lane_of(session, kind)
-            if not texts:
-                return 0
-            stream = copy_rows.rows(
-                texts, lane=lane, kind=kind, state="scheduled" if at is not None else "queued", priority=priority,
-                submitted_by=submitted_by, run_at=at, timeout=timeout, max_attempts=attempts,
-            )  # fmt: skip
-            with session.cursor().copy(jobs.COPY_IN.sql) as copy:
-                for piece in stream:
-                    copy.write(piece)
-            run(session, jobs.wake(lane) if at is None else jobs.announce_due(at))
+        if timeout is not None:
+            interval("timeout", timeout)
+        new = NewJob(
+            kind, "", priority, submitted_by, run_at=at,
+            timeout=timeout or (handler.timeout if handler else None),
+            max_attempts=handler.max_attempts if handler else 1, always_notify=connection is not None,
+        )  # fmt: skip
+        texts = [self._registry.dump_payload(kind, payload) for payload in payloads]
+        if connection is not None:
+            self._copy(connection, new, texts)
+        else:
+            with self._pool.connection(who="client") as own, own.transaction():
+                self._copy(own, new, texts)
         return len(texts)
+
+    def _copy(self, connection: Connection[Row], new: NewJob, texts: Sequence[str]) -> None:
+        lane = run(connection, jobs.lane_of_kind(new.kind))
+        if lane is None:
+            raise UnknownKind(f"kind {new.kind!r} is in no lane: add it to one before you enqueue it")
+        if not texts:
+            return
+        with connection.cursor().copy(jobs.COPY_IN.sql) as copy:
+            for piece in copy_rows.rows(lane, new, texts):
+                copy.write(piece)
+        if new.run_at is None:
+            run(connection, jobs.wake(lane, always=new.always_notify))
+        else:
+            run(connection, jobs.announce_due(new.run_at))
 
     def approve(self, job_id: int, by: str, *, connection: Connection[Row] | None = None) -> None:
         """Let a job that awaits approval be queued."""
         with self._session(connection) as session:
             if not run(session, jobs.approve(job_id, by)):
-                self._refuse(session, job_id, "approved")
+                self._refuse(session, job_id, "queued by an approval")
 
     def reject(self, job_id: int, *, connection: Connection[Row] | None = None) -> None:
         """End a job that awaits approval as cancelled, with the reason `rejected`."""
         with self._session(connection) as session:
             states = [JobState.AWAITING_APPROVAL]
             if not run(session, jobs.cancel_before_start(job_id, states, "rejected")):
-                self._refuse(session, job_id, "rejected")
+                self._refuse(session, job_id, "cancelled by a rejection")
 
     def cancel(self, job_id: int, reason: str = "cancelled", *, connection: Connection[Row] | None = None) -> JobState:
         """Cancel a job. One that runs is told to stop and stays `running` until it did."""
@@ -157,7 +168,10 @@ class Client:
 
     def retry(self, job_id: int, *, connection: Connection[Row] | None = None) -> Enqueued:
         """Enqueue a finished job anew. Terminal states never change: it is a new job that knows its origin."""
-        with self._session(connection) as session, session.transaction():
+        if connection is None:
+            with self._pool.connection(who="client") as own, own.transaction():
+                return self.retry(job_id, connection=own)
+        with self._session(connection) as session:
             run(session, jobs.keep(job_id))
             job = self._find(session, job_id)
             if not job.state.terminal:
@@ -238,6 +252,7 @@ class Client:
     def move_kind(self, kind: str, to_lane: str) -> None:
         """Move a kind, and its jobs that don't run, to another lane."""
         with self._session(None) as session, session.transaction():
+            run(session, lanes.lock_lanes())
             known = {lane.name: lane for lane in run(session, lanes.read_lanes())}
             if to_lane not in known:
                 raise LaneError(f"there is no lane {to_lane!r}")
@@ -299,6 +314,8 @@ class Client:
         always_notify: bool,
     ) -> NewJob:
         _check_priority(priority)
+        if max_attempts is not None and max_attempts not in ATTEMPTS:
+            raise BadPayload(f"max_attempts is a whole number from 1 to 32767, not {max_attempts!r}")
         if timeout is not None:
             interval("timeout", timeout)
         text = self._registry.dump_payload(kind, payload)
@@ -323,17 +340,6 @@ class Client:
             raise JobNotFound(f"there is no job {job_id}")
         return job
 
-    def _lane_of(self, session: Connection[Row], kind: str) -> str:
-        """A kind's lane, as it was a moment ago; should it have moved since, maintenance sends the jobs after it."""
-        lane, until = self._lanes_of.get(kind, ("", 0.0))
-        if time.monotonic() < until:
-            return lane
-        found = run(session, jobs.lane_of_kind(kind))
-        if found is None:
-            raise UnknownKind(f"kind {kind!r} is in no lane: add it to one before you enqueue it")
-        self._lanes_of[kind] = (found, time.monotonic() + LANE_KNOWN_FOR)
-        return found
-
     def _refuse(self, session: Connection[Row], job_id: int, wanted: str) -> None:
         job = self._find(session, job_id)
         raise IllegalTransition(job_id, job.state, wanted)
@@ -341,7 +347,7 @@ class Client:
 
 def _check_priority(priority: int) -> None:
     if priority not in PRIORITIES:
-        raise BadPayload(f"a priority is a whole number from -32768 to 32767, not {priority!r}")
+        raise BadPayload(f"a priority is a whole number from -32767 to 32767, not {priority!r}")
 
 
 def _timed(new: NewJob, at: datetime | None, delay: timedelta | None) -> NewJob:

@@ -9,6 +9,8 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
+import psycopg
+
 from kappa.engine.batch import Batch
 from kappa.engine.config import WorkerConfig
 from kappa.engine.context import Running
@@ -34,8 +36,8 @@ class Desk:
         self._signals = signals
         self._done = done
         self._quick = Batch("settle", self._settle_quick)
-        self._finish = Batch("settle", self._settle)
-        self._back = Batch("put back", self._put_back)
+        self._finish = Batch("settle", self._settle, self._refused)
+        self._back = Batch("put back", self._put_back, self._refused)
         self._starts = Batch("start", self._mark, pause=config.start_mark_after.total_seconds())
         self._reports = Batch("progress", self._report, pause=config.progress_every.total_seconds())
         self._running: dict[int, Running] = {}
@@ -138,6 +140,17 @@ class Desk:
         written = await self._do(jobs.put_back([outcome for _, outcome in batch]))
         for running, outcome in batch:
             self._close(running, written, JobState.SCHEDULED if outcome.delay > 0 else JobState.QUEUED)
+
+    def _refused(self, handed_in: tuple[Running, Finish | PutBack], error: psycopg.Error) -> None:
+        """The outcome can't be written as it is; that it can't is an outcome too."""
+        running, outcome = handed_in
+        summary = f"its outcome could not be kept ({type(error).__name__})"
+        plain = Finish(*running.held, JobState.FAILED, summary=summary)
+        if outcome == plain:
+            self.lose(running)
+            self.forget(running)
+        else:
+            self._finish.add((running, plain))
 
     def _close(self, running: Running, written: set[int], state: JobState) -> None:
         if running.claimed.id in written:

@@ -117,10 +117,9 @@ class LaneRunner:
         return not self._taken
 
     @property
-    def kinds(self) -> list[str] | None:
-        """The kinds to claim; None for all of the lane's."""
-        known = [kind for kind in self.lane.kinds if kind in self._registry.kinds]
-        return known if len(known) < len(self.lane.kinds) else None
+    def kinds(self) -> list[str]:
+        """The kinds to claim: all that have a handler here. Which are in the lane, the database knows better."""
+        return sorted(self._registry.kinds)
 
     async def _fill(self) -> None:
         """Claim until there is no room or nothing to claim; then sleep, in the table's sense."""

@@ -1,6 +1,8 @@
 """Which function does which kind of job, and with what types and policy."""
 
 import inspect
+import json
+import re
 import typing
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -13,6 +15,8 @@ from pydantic_core import to_json
 from kappa.engine.errors import BadPayload, EngineError, UnknownKind
 
 IDEMPOTENT_ATTEMPTS = 3
+
+_NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
 
 
 @dataclass(frozen=True)
@@ -37,8 +41,10 @@ class Handler:
         if self.plain:
             return _dump_untyped(self.kind, value)
         try:
-            checked = self.payload.validate_python(value)
-            return self.payload.dump_json(checked).decode()
+            text = _storable(self.payload.dump_json(self.payload.validate_python(value)).decode())
+            if "null" in text:
+                self.payload.validate_json(text)  # a number that JSON lacks has become nothing
+            return text
         except (ValidationError, ValueError, TypeError) as error:
             raise BadPayload(f"{self.kind!r} can't take this payload: {_first_fault(error)}") from None
 
@@ -56,7 +62,7 @@ class Handler:
 
     def dump_result(self, value: Any) -> str:
         try:
-            return self.result.dump_json(self.result.validate_python(value)).decode()
+            return _storable(self.result.dump_json(self.result.validate_python(value)).decode())
         except (ValidationError, ValueError, TypeError) as error:
             raise BadPayload(f"{self.kind!r} gave a result that isn't one: {_first_fault(error)}") from None
 
@@ -122,9 +128,22 @@ def _dump_untyped(kind: str, value: Any) -> str:
     if value is None:
         return "null"
     try:
-        return to_json(value).decode()
+        return _storable(to_json(value, inf_nan_mode="constants").decode())
     except (ValueError, TypeError) as error:
         raise BadPayload(f"the payload for {kind!r} is not JSON: {error}") from None
+
+
+def _storable(text: str) -> str:
+    """JSON text that PostgreSQL can keep; what it can't is refused here, before it spoils a transaction."""
+    if "\\u0000" in text and _NUL.search(text):
+        raise ValueError("a NUL character can't be kept")
+    if "NaN" in text or "Infinity" in text:
+        json.loads(text, parse_constant=_refuse_constant)
+    return text
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")
 
 
 def _types(kind: str, function: Callable[..., Any]) -> tuple[Any, Any, bool]:

@@ -32,8 +32,8 @@ class Op(Generic[T]):
 
 
 def run(connection: Connection[Row], op: Op[T]) -> T:
-    # Not in a transaction: a statement that psycopg has deallocated would end it.
-    idle = connection.pgconn.transaction_status == TransactionStatus.IDLE
+    # Not in a transaction, nor where one would begin: a statement that psycopg has deallocated would end it.
+    idle = connection.autocommit and connection.pgconn.transaction_status == TransactionStatus.IDLE
     if op.first_number and idle and connection.prepare_threshold is not None and (values := _plain(op)) is not None:
         return op.read(_short_way(connection, op.query, values))
     cursor = connection.execute(op.query.sql, op.params, binary=op.binary)

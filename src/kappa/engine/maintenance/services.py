@@ -88,17 +88,6 @@ class Expiry:
         return None
 
 
-class Rehoming:
-    """Sends jobs after their kinds, should one have been enqueued just while its kind moved to another lane."""
-
-    name = "rehoming"
-    every = 60.0
-
-    async def run_once(self, connection: AsyncConnection[Row], now: datetime | None = None) -> float | None:
-        await run_async(connection, maintenance.rehome())
-        return None
-
-
 class Retention:
     """Deletes finished jobs whose time is over: whole days at once, the day in progress row by row."""
 
@@ -199,4 +188,4 @@ class Cron:
 
 
 def all_services(registry: Registry, signals: Signals) -> Sequence[Service]:
-    return (Reaper(signals), Promoter(signals), Expiry(), Cron(registry, signals), Rehoming(), Retention())
+    return (Reaper(signals), Promoter(signals), Expiry(), Cron(registry, signals), Retention())

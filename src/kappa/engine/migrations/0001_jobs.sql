@@ -174,22 +174,31 @@ CREATE UNLOGGED TABLE kappa.sleepers (
     PRIMARY KEY (lane, owner)
 );
 
-CREATE FUNCTION kappa.place_kinds() RETURNS trigger LANGUAGE plpgsql AS $$
+-- Kinds change lanes while nothing of any kind is on its way in: enqueues hold the lock together, an edit alone. It
+-- gives up soon, for whoever comes to enqueue waits behind it.
+CREATE FUNCTION kappa.home_of(wanted text) RETURNS text LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM pg_advisory_xact_lock_shared(1262568290, 0);
+    RETURN (SELECT k.lane FROM kappa.lane_kinds AS k WHERE k.kind = wanted);
+END $$;
+
+CREATE FUNCTION kappa.place_kinds() RETURNS trigger LANGUAGE plpgsql SET lock_timeout = '2s' AS $$
 DECLARE
     taken record;
 BEGIN
+    PERFORM pg_advisory_xact_lock(1262568290, 0);
     DELETE FROM kappa.lane_kinds WHERE lane = NEW.name AND kind <> ALL (NEW.kinds);
+    INSERT INTO kappa.lane_kinds (kind, lane)
+    SELECT DISTINCT unnest(NEW.kinds), NEW.name ON CONFLICT (kind) DO NOTHING;
     SELECT k.kind, k.lane INTO taken
       FROM kappa.lane_kinds k WHERE k.kind = ANY (NEW.kinds) AND k.lane <> NEW.name LIMIT 1;
     IF FOUND THEN
         RAISE EXCEPTION 'kind "%" belongs to lane "%" already', taken.kind, taken.lane
             USING ERRCODE = 'unique_violation', CONSTRAINT = 'lane_kinds_pkey';
     END IF;
-    INSERT INTO kappa.lane_kinds (kind, lane)
-    SELECT DISTINCT unnest(NEW.kinds), NEW.name
-        ON CONFLICT (kind) DO UPDATE SET lane = EXCLUDED.lane WHERE lane_kinds.lane = EXCLUDED.lane;
+    -- Also orphans: they are adopted where their kind is.
     UPDATE kappa.jobs SET lane = NEW.name
-     WHERE kind = ANY (NEW.kinds) AND lane <> NEW.name AND state <> 'running';
+     WHERE kind = ANY (NEW.kinds) AND lane <> NEW.name AND lease_token IS NULL;
     RETURN NULL;
 END $$;
 
@@ -205,6 +214,10 @@ BEGIN
      WHERE j.kind = ANY (OLD.kinds) AND NOT EXISTS (SELECT FROM kappa.lane_kinds k WHERE k.kind = j.kind) LIMIT 1;
     IF FOUND THEN
         RAISE EXCEPTION 'kind "%" still has jobs and would be in no lane', lost USING ERRCODE = 'restrict_violation';
+    END IF;
+    IF EXISTS (SELECT FROM kappa.jobs j WHERE j.lane = OLD.name)
+       AND NOT EXISTS (SELECT FROM kappa.lanes l WHERE l.name = OLD.name) THEN
+        RAISE EXCEPTION 'lane "%" still has jobs', OLD.name USING ERRCODE = 'restrict_violation';
     END IF;
     RETURN NULL;
 END $$;

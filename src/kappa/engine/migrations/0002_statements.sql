@@ -197,14 +197,13 @@ CREATE FUNCTION kappa.enqueue(
 AS $$
 #variable_conflict use_variable
 DECLARE
-    home text;
+    home text := kappa.home_of(kind);
     made bigint;
     due timestamptz := coalesce(run_at, now() + delay);
     first_state kappa.job_state := 'queued';
     expiry timestamptz;
 BEGIN
-    SELECT k.lane INTO home FROM kappa.lane_kinds AS k WHERE k.kind = enqueue.kind;
-    IF NOT FOUND THEN
+    IF home IS NULL THEN
         RETURN NULL;
     END IF;
     IF approval THEN

@@ -8,6 +8,8 @@ import struct
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 
+from kappa.engine.store.jobs import NewJob
+
 SIGNATURE = b"PGCOPY\n\xff\r\n\0" + struct.pack("!ii", 0, 0)
 END = struct.pack("!h", -1)
 COLUMNS = 9
@@ -17,21 +19,12 @@ _EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 
 
-def rows(
-    payloads: Iterable[str],
-    *,
-    lane: str,
-    kind: str,
-    state: str,
-    priority: int,
-    submitted_by: str | None,
-    run_at: datetime | None,
-    timeout: timedelta | None,
-    max_attempts: int,
-) -> Iterator[bytes]:
-    """The whole stream, in pieces."""
-    head = struct.pack("!h", COLUMNS) + _text(lane) + _text(kind) + _text(state) + _small(priority)
-    tail = _text(submitted_by) + _instant(run_at) + _interval(timeout) + _field(struct.pack("!i", max_attempts))
+def rows(lane: str, new: NewJob, payloads: Iterable[str]) -> Iterator[bytes]:
+    """The whole stream, in pieces: jobs that are like `new` but for their payloads."""
+    state = "queued" if new.run_at is None else "scheduled"
+    head = struct.pack("!h", COLUMNS) + _text(lane) + _text(new.kind) + _text(state) + _small(new.priority)
+    tail = _text(new.submitted_by) + _instant(new.run_at) + _interval(new.timeout)
+    tail += _field(struct.pack("!i", new.max_attempts))
     yield SIGNATURE
     piece: list[bytes] = []
     for payload in payloads:

@@ -122,8 +122,9 @@ def lane_of_kind(kind: str) -> Op[str | None]:
     return Op(LANE_OF_KIND, {"kind": kind}, _first)
 
 
-def wake(lane: str) -> Op[None]:
-    return Op(WAKE, {"lane": lane}, nothing)
+def wake(lane: str, *, always: bool = False) -> Op[None]:
+    """Tell the lane's sleepers, or everyone: who will sleep when a longer transaction commits is unknown now."""
+    return Op(WAKE, {"lane": lane, "always": always}, nothing)
 
 
 def announce_due(run_at: datetime) -> Op[None]:
@@ -160,6 +161,11 @@ def _array(numbers: Iterable[int]) -> str:
     return "{" + ",".join(map(str, numbers)) + "}"
 
 
+def _kept(text: str | None) -> str | None:
+    """A text as PostgreSQL can keep it: it has no NUL, and no half of a character."""
+    return text and text.replace("\0", "\\0").encode(errors="backslashreplace").decode()
+
+
 def mark_started(held: Sequence[tuple[int, int]]) -> Op[set[int]]:
     return _held(MARK_STARTED, held, _first_column)
 
@@ -183,9 +189,9 @@ def settle(finished: Sequence[Finish]) -> Op[set[int]]:
         "tokens": _array(one.token for one in finished),
         "states": [one.state.value for one in finished],
         "results": [one.result for one in finished],
-        "reasons": [one.reason for one in finished],
-        "summaries": [one.summary for one in finished],
-        "details": [one.detail for one in finished],
+        "reasons": [_kept(one.reason) for one in finished],
+        "summaries": [_kept(one.summary) for one in finished],
+        "details": [_kept(one.detail) for one in finished],
         "started": [one.started for one in finished],
     }
     return Op(SETTLE, params, _first_column)
@@ -197,8 +203,8 @@ def put_back(jobs: Sequence[PutBack]) -> Op[set[int]]:
         "tokens": _array(one.token for one in jobs),
         "delays": [one.delay for one in jobs],
         "snoozed": [one.snoozed for one in jobs],
-        "summaries": [one.summary for one in jobs],
-        "details": [one.detail for one in jobs],
+        "summaries": [_kept(one.summary) for one in jobs],
+        "details": [_kept(one.detail) for one in jobs],
         "started": [one.started for one in jobs],
     }
     return Op(PUT_BACK, params, _first_column)
@@ -208,7 +214,8 @@ def progress(
     reports: Sequence[tuple[int, int, float | None, float | None, str | None]],
 ) -> Op[set[int]]:
     """Reports of (id, token, done, total, message)."""
-    columns: list[list[Any]] = [[report[at] for report in reports] for at in range(5)]
+    columns: list[list[Any]] = [[report[at] for report in reports] for at in range(4)]
+    columns.append([_kept(report[4]) for report in reports])
     names = ("ids", "tokens", "done", "total", "messages")
     return Op(PROGRESS, dict(zip(names, columns, strict=True)), _first_column)
 

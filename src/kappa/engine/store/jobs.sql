@@ -12,7 +12,8 @@ SELECT id FROM kappa.jobs
  LIMIT 1;
 
 -- name: lane_of_kind
-SELECT lane FROM kappa.lane_kinds WHERE kind = %(kind)s;
+-- It can't change before the caller's transaction ends.
+SELECT lane FROM kappa.home_of(%(kind)s) AS lane WHERE lane IS NOT NULL;
 
 -- name: copy_in
 COPY kappa.jobs (lane, kind, state, priority, payload, submitted_by, run_at, timeout, max_attempts)
@@ -20,7 +21,7 @@ FROM STDIN (FORMAT binary);
 
 -- name: wake
 SELECT pg_notify('kappa_wake', %(lane)s::text)
- WHERE EXISTS (SELECT FROM kappa.sleepers AS s WHERE s.lane = %(lane)s::text);
+ WHERE %(always)s::boolean OR EXISTS (SELECT FROM kappa.sleepers AS s WHERE s.lane = %(lane)s::text);
 
 -- name: announce_due
 SELECT pg_notify('kappa_due', extract(epoch FROM %(run_at)s::timestamptz)::text);

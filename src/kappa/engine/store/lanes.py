@@ -10,6 +10,7 @@ from kappa.pg.queries import Row
 
 sql = queries.beside(__file__)
 READ_LANES = sql["read_lanes"]
+LOCK_LANES = sql["lock_lanes"]
 LOOK = sql["look"]
 DECLARE_LANE = sql["declare_lane"]
 EDIT_LANE = sql["edit_lane"]
@@ -27,6 +28,10 @@ def _lane(row: Row) -> Lane:
 
 def read_lanes() -> Op[list[Lane]]:
     return Op(READ_LANES, {}, lambda rows: [_lane(row) for row in rows])
+
+
+def lock_lanes() -> Op[None]:
+    return Op(LOCK_LANES, {}, nothing)
 
 
 def look(names: Sequence[str]) -> Op[list[tuple[Lane, bool]]]:

@@ -2,6 +2,9 @@
 SELECT name, kinds, max_slots, poll_interval_ms, lease_ttl, stale_timeout, enabled, executor
   FROM kappa.lanes ORDER BY name;
 
+-- name: lock_lanes
+SELECT name FROM kappa.lanes ORDER BY name FOR UPDATE;
+
 -- name: look
 -- Every lane's row and whether there is something to claim, in one statement for a whole process.
 SELECT l.name, l.kinds, l.max_slots, l.poll_interval_ms, l.lease_ttl, l.stale_timeout, l.enabled, l.executor,

@@ -21,7 +21,6 @@ PAST_PARTITIONS = sql["past_partitions"]
 MAKE_PARTITIONS = sql["make_partitions"]
 DELETE_EXPIRED = sql["delete_expired"]
 LOCK_EXPIRED = sql["lock_expired"]
-REHOME = sql["rehome"]
 FORGET_SLEEPERS = sql["forget_sleepers"]
 DUE_SCHEDULES = sql["due_schedules"]
 NEXT_SCHEDULE = sql["next_schedule"]
@@ -82,10 +81,6 @@ def lock_expired(now: datetime | None = None, limit: int = 10 * BATCH) -> Op[lis
 
 def delete_expired(ids: Sequence[int], now: datetime | None = None) -> Op[int]:
     return Op(DELETE_EXPIRED, {"now": now, "ids": list(ids)}, count)
-
-
-def rehome() -> Op[int]:
-    return Op(REHOME, {}, count)
 
 
 def forget_sleepers() -> Op[None]:

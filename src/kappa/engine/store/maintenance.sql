@@ -95,14 +95,6 @@ RETURNING f.id;
 SELECT id FROM kappa.finished_jobs
  WHERE keep_until <= coalesce(%(now)s::timestamptz, now()) LIMIT %(limit)s::int FOR UPDATE SKIP LOCKED;
 
--- name: rehome
--- After a lane was edited: jobs that were on their way in while their kind moved.
-UPDATE kappa.jobs AS j SET lane = k.lane
-  FROM kappa.lane_kinds AS k
- WHERE k.kind = j.kind AND k.lane <> j.lane AND j.state <> 'running'
-   AND EXISTS (SELECT FROM kappa.lanes AS l WHERE l.updated_at > now() - interval '10 minutes')
-RETURNING j.id;
-
 -- name: forget_sleepers
 -- Rows of processes that are gone only cost a needless NOTIFY; now and then all are dropped and the living come back.
 WITH gone AS (DELETE FROM kappa.sleepers)

@@ -21,6 +21,14 @@ CLAIMS_BEYOND_ATTEMPTS = 10
 """How often a job may be claimed and vanish with its worker before it was seen to start."""
 
 
+class Untold(Exception):
+    """Stands for an exception that can't leave its process; only the name of its type and its traceback do."""
+
+    def __init__(self, type_name: str) -> None:
+        super().__init__(type_name)
+        self.type_name = type_name
+
+
 def backoff(attempt: int) -> float:
     """Seconds to wait after an attempt: exponential, capped, with jitter."""
     wait = min(BACKOFF_CAP, BACKOFF_BASE * 2 ** min(max(0, attempt - 1), 30))
@@ -31,7 +39,7 @@ def of_value(running: Running, value: Any) -> Finish | PutBack:
     """The settlement for what a handler returned."""
     job_id, token = running.held
     match value:
-        case None:
+        case None if running.handler.may_return_nothing:
             return Finish(job_id, token, JobState.SUCCEEDED)
         case Retry(after, summary):
             return _again(running, summary, None, after)
@@ -57,9 +65,7 @@ def of_error(running: Running, error: BaseException) -> Finish | PutBack:
             return timed_out(running)
         return Finish(job_id, token, JobState.CANCELLED, reason=running.cancel_reason or str(error))
     detail = "".join(traceback.format_exception(error))[-DETAIL_LIMIT:]
-    if isinstance(error, JobFailed) and not error.retry:
-        return Finish(job_id, token, JobState.FAILED, summary=str(error), detail=detail)
-    if isinstance(error, BadPayload):
+    if isinstance(error, BadPayload) or (isinstance(error, JobFailed) and not error.retry):
         return Finish(job_id, token, JobState.FAILED, summary=str(error), detail=detail)
     return _again(running, _safe_summary(error), detail, None)
 
@@ -99,4 +105,5 @@ def _safe_summary(error: BaseException) -> str:
     """What users may see. The text of an unknown exception can hold anything; that of Kappa's own is meant for them."""
     if isinstance(error, KappaError):
         return str(error)
-    return f"the handler failed with {type(error).__name__}"
+    name = error.type_name if isinstance(error, Untold) else type(error).__name__
+    return f"the handler failed with {name}"

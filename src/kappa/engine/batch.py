@@ -23,18 +23,15 @@ LAST_RETRY = 2.0
 
 
 class Batch(Generic[T]):
-    """A list that empties itself.
-
-    A flush that fails for want of the database is tried again until it succeeds. One that the database refuses is tried
-    item by item, so that the fault of one is not the others'; what is still refused goes to `refused`.
-    """
+    """A list that empties itself. A flush that fails for want of the database is tried again until it succeeds;
+    an item that the database refuses is handed to `refused`."""
 
     def __init__(
         self,
         name: str,
         flush: Callable[[list[T]], Awaitable[None]],
-        refused: Callable[[T, psycopg.Error], None] | None = None,
         *,
+        refused: Callable[[T, Exception], None],
         limit: int = 1000,
         pause: float = 0.0,
     ) -> None:
@@ -80,11 +77,10 @@ class Batch(Generic[T]):
                 log.warning("%s: the database did not take a batch, next try in %.2f s: %s", self._name, retry, error)
                 await asyncio.sleep(retry * random.uniform(0.8, 1.2))  # noqa: S311
                 retry = min(retry * 2, LAST_RETRY)
-            except psycopg.Error as error:
+            except (psycopg.Error, ValueError, TypeError) as error:
+                # Something in it can't be written, ever. Alone, each of the others can.
                 if len(items) == 1:
-                    log.exception("%s: the database refuses it", self._name)
-                    if self._refused is not None:
-                        self._refused(items[0], error)
+                    self._refused(items[0], error)
                     return
                 for item in items:
                     await self._write([item])

@@ -9,7 +9,7 @@ refuses: a handler that was paused for too long can change nothing that its succ
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Coroutine, Generator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
 from typing import Any, Protocol, TypeVar
 
 from psycopg import AsyncConnection, Connection
@@ -31,15 +31,18 @@ class Running:
         "claimed",
         "connection",
         "deadline",
+        "ending",
         "finished",
         "handler",
         "lane",
         "lost",
         "progress",
         "spawned",
+        "stack",
         "started",
         "task",
         "timed_out",
+        "unwritable",
         "waiting",
     )  # fmt: skip
 
@@ -52,6 +55,8 @@ class Running:
         self.finished = False
         self.started = claimed.started
         self.waiting = False
+        self.unwritable = False
+        self.ending = False
         self.cancel_reason = claimed.cancel_reason
         self.deadline = time.monotonic() + claimed.seconds_left
         self.task: asyncio.Task[None] | None = None
@@ -59,6 +64,8 @@ class Running:
         self.spawned = 0
         self.connection: AsyncConnection[Row] | Connection[Row] | None = None
         """The handler's own transaction, which settling will commit."""
+        self.stack: ExitStack | AsyncExitStack | None = None
+        """What ends it."""
 
     @property
     def held(self) -> tuple[int, int]:
@@ -139,7 +146,7 @@ class AsyncJobContext(_Facts):
     def progress(self, done: float, total: float | None = None, message: str | None = None) -> None:
         """Say how far the work is. Costs nothing: the latest word is written a few times a second."""
         self._refuse_if_lost()
-        self._running.progress = (done, total, message)
+        self._running.progress = (float(done), None if total is None else float(total), message)
         self._office.report_progress(self._running)
 
     async def checkpoint(self, value: Any) -> None:
@@ -212,7 +219,7 @@ class JobContext(_Facts):
     def progress(self, done: float, total: float | None = None, message: str | None = None) -> None:
         """Say how far the work is. Costs nothing: the latest word is written a few times a second."""
         self._refuse_if_lost()
-        self._running.progress = (done, total, message)
+        self._running.progress = (float(done), None if total is None else float(total), message)
         self._loop.call_soon_threadsafe(self._office.report_progress, self._running)
 
     def checkpoint(self, value: Any) -> None:

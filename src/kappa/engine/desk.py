@@ -9,8 +9,6 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
-import psycopg
-
 from kappa.engine.batch import Batch
 from kappa.engine.config import WorkerConfig
 from kappa.engine.context import Running
@@ -35,16 +33,21 @@ class Desk:
         self._pool = pool
         self._signals = signals
         self._done = done
-        self._quick = Batch("settle", self._settle_quick)
-        self._finish = Batch("settle", self._settle, self._refused)
-        self._back = Batch("put back", self._put_back, self._refused)
-        self._starts = Batch("start", self._mark, pause=config.start_mark_after.total_seconds())
-        self._reports = Batch("progress", self._report, pause=config.progress_every.total_seconds())
+        self._quick = Batch("settle", self._settle_quick, refused=self._unwritable)
+        self._finish = Batch("settle", self._settle, refused=lambda item, error: self._unwritable(item[0], error))
+        self._back = Batch("put back", self._put_back, refused=lambda item, error: self._unwritable(item[0], error))
+        self._starts = Batch("start", self._mark, refused=self._ignored, pause=config.start_mark_after.total_seconds())
+        self._careful_starts = Batch(
+            "start", self._mark_and_start, refused=lambda item, error: self._unwritable(item[0], error)
+        )
+        self._reports = Batch(
+            "progress", self._report, refused=self._ignored, pause=config.progress_every.total_seconds()
+        )
         self._running: dict[int, Running] = {}
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as group:
-            for batch in (self._quick, self._finish, self._back, self._starts, self._reports):
+            for batch in (self._quick, self._finish, self._back, self._starts, self._careful_starts, self._reports):
                 group.create_task(batch.run())
 
     async def empty(self) -> None:
@@ -59,11 +62,26 @@ class Desk:
     def find(self, job_id: int) -> Running | None:
         return self._running.get(job_id)
 
-    def begin(self, running: Running) -> None:
-        """An attempt is under way, with a lease to renew and a start to count."""
+    def begin(self, running: Running, start: Callable[[Running], None]) -> None:
+        """An attempt is under way, with a lease to renew and a start to count.
+
+        The last attempt that a job may have begins only when its start is written: it must not be run twice because
+        its worker was lost in between.
+        """
+        self.supersede(running.claimed.id)
         self._running[running.claimed.id] = running
-        if not running.started:
+        if running.started:
+            start(running)
+        elif running.attempt >= running.claimed.max_attempts:
+            self._careful_starts.add((running, start))
+        else:
             self._starts.add(running)
+            start(running)
+
+    def supersede(self, job_id: int) -> None:
+        """A new lease of a job means that an attempt which still runs here lost its own."""
+        if (earlier := self._running.get(job_id)) is not None and not (earlier.finished or earlier.lost):
+            self.lose(earlier)
 
     def report(self, running: Running) -> None:
         self._reports.add(running)
@@ -92,7 +110,8 @@ class Desk:
         """The attempt is over, by whatever way."""
         running.finished = True
         running.task = None  # or the two would refer to each other until the collector comes
-        self._running.pop(running.claimed.id, None)
+        if self._running.get(running.claimed.id) is running:  # not a later attempt of the same job
+            del self._running[running.claimed.id]
         self._done(running)
 
     async def renew(self) -> None:
@@ -127,30 +146,36 @@ class Desk:
             return await run_async(connection, op)
 
     async def _settle_quick(self, batch: list[Running]) -> None:
+        await self._write_progress(batch)  # the last word, which would have been written a little later
         written = await self._do(jobs.settle_succeeded([running.held for running in batch]))
         for running in batch:
             self._close(running, written, JobState.SUCCEEDED)
 
     async def _settle(self, batch: list[tuple[Running, Finish]]) -> None:
+        await self._write_progress([running for running, _ in batch])
         written = await self._do(jobs.settle([outcome for _, outcome in batch]))
         for running, outcome in batch:
             self._close(running, written, outcome.state)
 
     async def _put_back(self, batch: list[tuple[Running, PutBack]]) -> None:
+        await self._write_progress([running for running, _ in batch])
         written = await self._do(jobs.put_back([outcome for _, outcome in batch]))
         for running, outcome in batch:
             self._close(running, written, JobState.SCHEDULED if outcome.delay > 0 else JobState.QUEUED)
 
-    def _refused(self, handed_in: tuple[Running, Finish | PutBack], error: psycopg.Error) -> None:
-        """The outcome can't be written as it is; that it can't is an outcome too."""
-        running, outcome = handed_in
-        summary = f"its outcome could not be kept ({type(error).__name__})"
-        plain = Finish(*running.held, JobState.FAILED, summary=summary)
-        if outcome == plain:
-            self.lose(running)
-            self.forget(running)
-        else:
-            self._finish.add((running, plain))
+    def _unwritable(self, running: Running, error: Exception) -> None:
+        """An outcome that the database refuses: the job fails, and the others of its batch are none the worse."""
+        if running.unwritable:
+            log.error("job %d: its outcome can't be written: %s", running.claimed.id, error)
+            return self.forget(running)
+        running.unwritable = True
+        running.progress = None
+        log.warning("job %d: the database refuses its outcome: %s", running.claimed.id, error)
+        summary = "what the handler gave can't be kept"
+        return self.settle(running, Finish(*running.held, JobState.FAILED, summary=summary))
+
+    def _ignored(self, running: Running, error: Exception) -> None:
+        log.warning("job %d: the database refuses a report: %s", running.claimed.id, error)
 
     def _close(self, running: Running, written: set[int], state: JobState) -> None:
         if running.claimed.id in written:
@@ -167,8 +192,22 @@ class Desk:
             for running in young:
                 running.started = running.claimed.id in marked
 
+    async def _mark_and_start(self, batch: list[tuple[Running, Callable[[Running], None]]]) -> None:
+        await self._mark([running for running, _ in batch])
+        for running, start in batch:
+            if running.started:
+                start(running)
+            elif not running.lost:
+                self.lose(running)
+                self.forget(running)
+
     async def _report(self, batch: list[Running]) -> None:
-        latest = {running.claimed.id: running for running in batch if not running.finished}
-        reports = [(*running.held, *running.progress) for running in latest.values() if running.progress is not None]
-        if reports:
-            await self._do(jobs.progress(reports))
+        await self._write_progress([running for running in batch if not running.finished])
+
+    async def _write_progress(self, batch: list[Running]) -> None:
+        latest = {running.held: running.progress for running in batch if running.progress is not None}
+        if latest:
+            await self._do(jobs.progress([(*held, *progress) for held, progress in latest.items()]))
+        for running in batch:
+            if running.progress is latest.get(running.held):
+                running.progress = None

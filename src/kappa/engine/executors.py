@@ -52,19 +52,25 @@ class Executors:
                 value = await handler.function(context, handler.load_payload(running.claimed.payload))
             else:
                 value = await handler.function(context)
-            if value is None and running.connection is None:
+            if value is None and running.connection is None and handler.may_return_nothing and not running.timed_out:
                 self._desk.succeed(running)
                 return
             outcome = attempt.of_value(running, value)
         except LeaseLost:
             await self._give_up(running)
             return
-        except asyncio.CancelledError:
-            if not running.timed_out:
+        except asyncio.CancelledError as error:
+            if running.task is not None and running.task.cancelling() and not running.timed_out:
+                if self._office.has_transaction(running):
+                    await self._office.end_transaction(running, None)
                 raise
-            outcome = attempt.timed_out(running)
-        except Exception as error:
+            outcome = attempt.of_error(running, error)  # of something that the handler itself cancelled
+        except BaseException as error:
+            # Not even SystemExit: a handler's end isn't the worker's.
             outcome = attempt.of_error(running, error)
+        if running.timed_out:
+            outcome = attempt.timed_out(running)
+        running.ending = True
         if running.connection is None:
             self._desk.settle(running, outcome)
         else:
@@ -74,6 +80,9 @@ class Executors:
         final = _success(outcome)
         try:
             committed = await self._office.end_transaction(running, final)
+        except (psycopg.IntegrityError, psycopg.InternalError, psycopg.ProgrammingError) as error:
+            self._desk.settle(running, attempt.of_error(running, error))  # the commit itself was refused
+            return
         except psycopg.Error as error:
             # Whether the commit arrived is unknown. If it did, the job is settled; if not, the lease runs out.
             log.warning("job %d: its transaction ended with %s", running.claimed.id, error)
@@ -88,6 +97,8 @@ class Executors:
 
     def time_is_up(self, running: Running) -> None:
         """Stop the work: cancel it on the loop, kill its process, tell its thread."""
+        if running.ending:
+            return  # the handler returned in time; its transaction is about to commit
         running.timed_out = True
         if running.handler.is_async:
             if running.task is not None:
@@ -130,7 +141,7 @@ class Executors:
                 self._office.end_blocking_transaction(running, None)
             running.lost = True
             return None
-        except Exception as error:
+        except BaseException as error:
             outcome = attempt.of_error(running, error)
         if running.connection is None:
             return outcome
@@ -140,6 +151,8 @@ class Executors:
                 return None
             if final is None:
                 return outcome
+        except (psycopg.IntegrityError, psycopg.InternalError, psycopg.ProgrammingError) as error:
+            return attempt.of_error(running, error)  # the commit itself was refused
         except psycopg.Error as error:
             log.warning("job %d: its transaction ended with %s", running.claimed.id, error)
         running.lost = True
@@ -153,7 +166,7 @@ class Executors:
         except LeaseLost:
             running.lost = True
             return None
-        except Exception as error:
+        except BaseException as error:
             return attempt.of_error(running, error)
 
 

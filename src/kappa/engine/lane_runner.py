@@ -54,7 +54,7 @@ class LaneRunner:
         self._config = config
         self._signals = signals
         self._start = start
-        self._taken: dict[int, Running] = {}
+        self._taken: dict[tuple[int, int], Running] = {}
         self._wake = asyncio.Event()
         self._hungry = False
         self._asleep = False
@@ -97,10 +97,10 @@ class LaneRunner:
         self.wake()
 
     def take(self, running: Running) -> None:
-        self._taken[running.claimed.id] = running
+        self._taken[running.held] = running
 
     def free(self, running: Running) -> None:
-        self._taken.pop(running.claimed.id, None)
+        self._taken.pop(running.held, None)
         if self._hungry:
             self._wake.set()
 
@@ -136,6 +136,8 @@ class LaneRunner:
             self._asleep = True
             self._signals.emit("asleep", lane=self.lane.name)
             for pause in LOOK_AGAIN:
+                if self._stopped:
+                    return
                 await self._claim(min(self.room, self._config.claim_batch))
                 await asyncio.sleep(pause)
 

@@ -9,7 +9,7 @@ from psycopg import AsyncConnection, Connection
 
 from kappa.engine.context import Running
 from kappa.engine.desk import Desk
-from kappa.engine.errors import LeaseLost, UnknownKind
+from kappa.engine.errors import EngineError, JobCancelled, LeaseLost, UnknownKind
 from kappa.engine.model import JobState
 from kappa.engine.registry import Registry
 from kappa.engine.store import jobs
@@ -25,13 +25,13 @@ TRY_FOR_SLOT = 0.1
 class WorkerOffice:
     """The office of one worker."""
 
-    def __init__(self, pool: AsyncPool, blocking: Pool, registry: Registry, desk: Desk) -> None:
+    def __init__(self, pool: AsyncPool, handlers: AsyncPool, blocking: Pool, registry: Registry, desk: Desk) -> None:
         self._pool = pool
+        self._handlers = handlers
         self._blocking = blocking
         self._registry = registry
         self._desk = desk
         self._children: dict[int, asyncio.Event] = {}
-        self._stacks: dict[int, ExitStack | AsyncExitStack] = {}
         self.slot_given_up = asyncio.Event()
 
     def report_progress(self, running: Running) -> None:
@@ -70,13 +70,15 @@ class WorkerOffice:
         changed = self._children[parent] = asyncio.Event()
         try:
             found = await self._look(parent, keys)
+            if unknown := [key for key in keys if key not in found]:
+                raise EngineError(f"job {parent} has no child {unknown[0]!r} to wait for: spawn it first")
             if not _all_ended(found, keys):
                 await self._give_slot_up(running)
                 while not _all_ended(found, keys):
                     changed.clear()
                     found = await self._look(parent, keys)
                     if not _all_ended(found, keys) and not await _happens(changed, LOOK_AT_CHILDREN):
-                        self._refuse_if_lost(running)
+                        self._refuse_if_over(running)
                 await self._take_slot_again(running)
             return found
         finally:
@@ -88,23 +90,22 @@ class WorkerOffice:
 
     async def open_transaction(self, running: Running) -> AsyncConnection[Row]:
         stack = AsyncExitStack()
-        connection = await stack.enter_async_context(self._pool.connection(who=f"job {running.claimed.id}"))
+        connection = await stack.enter_async_context(self._handlers.connection(who=f"job {running.claimed.id}"))
         await stack.enter_async_context(connection.transaction())
-        self._stacks[running.claimed.id] = stack
-        running.connection = connection
+        running.stack, running.connection = stack, connection
         return connection
 
     def open_blocking_transaction(self, running: Running) -> Connection[Row]:
         stack = ExitStack()
         connection = stack.enter_context(self._blocking.connection(who=f"job {running.claimed.id}"))
         stack.enter_context(connection.transaction())
-        self._stacks[running.claimed.id] = stack
-        running.connection = connection
+        running.stack, running.connection = stack, connection
         return connection
 
     def end_blocking_transaction(self, running: Running, outcome: Finish | None) -> bool:
         """In the handler's thread: commit its writes with the outcome, or undo them. True if they were committed."""
-        stack, connection = self._stacks.pop(running.claimed.id), running.connection
+        stack, connection = running.stack, running.connection
+        running.stack = None
         assert isinstance(stack, ExitStack)
         assert isinstance(connection, Connection)
         with stack:
@@ -115,7 +116,8 @@ class WorkerOffice:
 
     async def end_transaction(self, running: Running, outcome: Finish | None) -> bool:
         """On the loop: the same for a handler there."""
-        stack, connection = self._stacks.pop(running.claimed.id), running.connection
+        stack, connection = running.stack, running.connection
+        running.stack = None
         assert isinstance(stack, AsyncExitStack)
         assert isinstance(connection, AsyncConnection)
         async with stack:
@@ -125,7 +127,7 @@ class WorkerOffice:
         return False
 
     def has_transaction(self, running: Running) -> bool:
-        return running.claimed.id in self._stacks
+        return running.stack is not None
 
     async def _look(self, parent: int, keys: list[str]) -> dict[str, tuple[int, JobState, Any, str | None]]:
         async with self._pool.connection(who="gather") as connection:
@@ -150,6 +152,11 @@ class WorkerOffice:
                     running.lost = True
             self._refuse_if_lost(running)
             await asyncio.sleep(TRY_FOR_SLOT)
+
+    def _refuse_if_over(self, running: Running) -> None:
+        self._refuse_if_lost(running)
+        if running.cancel_reason is not None or running.timed_out:
+            raise JobCancelled(running.cancel_reason or "the time is up")
 
     def _refuse_if_lost(self, running: Running) -> None:
         if running.lost:

@@ -33,6 +33,7 @@ class Handler:
     estimate: Callable[[Any], Any] | None = None
     is_async: bool = False
     takes_payload: bool = True
+    may_return_nothing: bool = True
     plain: bool = field(default=False, repr=False)
     """Whether the handler takes any payload as it is."""
 
@@ -87,17 +88,19 @@ class Registry:
         if kind in self._handlers:
             raise EngineError(f"kind {kind!r} has a handler already: {self._handlers[kind].function}")
         payload, result, takes_payload = _types(kind, function)
+        results: TypeAdapter[Any] = TypeAdapter(result)
         handler = Handler(
             kind=kind,
             function=function,
             payload=TypeAdapter(payload),
-            result=TypeAdapter(result),
+            result=results,
             timeout=timeout,
             max_attempts=max_attempts or (IDEMPOTENT_ATTEMPTS if idempotent else 1),
             approval=approval,
             estimate=estimate,
             is_async=inspect.iscoroutinefunction(function),
             takes_payload=takes_payload,
+            may_return_nothing=_takes_nothing(results),
             plain=payload is Any,
         )
         self._handlers[kind] = handler
@@ -158,6 +161,14 @@ def _types(kind: str, function: Callable[..., Any]) -> tuple[Any, Any, bool]:
     takes_payload = len(parameters) == 2
     payload = hints.get(parameters[1].name, Any) if takes_payload else Any
     return payload, _plain_result(hints.get("return", Any)), takes_payload
+
+
+def _takes_nothing(result: TypeAdapter[Any]) -> bool:
+    try:
+        result.validate_python(None)
+    except ValidationError:
+        return False
+    return True
 
 
 def _plain_result(hint: Any) -> Any:

@@ -39,10 +39,12 @@ from kappa.pg.ops import run_async
 
 log = logging.getLogger(__name__)
 
-CHANNELS = ("kappa_wake", "kappa_job", "kappa_due")
+CHANNELS = ("kappa_wake", "kappa_job", "kappa_due", "kappa_lane")
 CORE_CONNECTIONS = 5
 """Of the pool `queue`: what the worker needs for itself. The rest is for handlers' transactions in threads."""
 RETRY = 1.0
+FIND_LANES_EVERY = 60.0
+"""How often lanes are looked for that were made or given a kind without a word, by plain SQL."""
 
 
 class Worker:
@@ -58,6 +60,9 @@ class Worker:
         self._registry = registry
         self._lanes: dict[str, LaneRunner] = {}
         self._stop = asyncio.Event()
+        self._lane_found = asyncio.Event()
+        self._edited = asyncio.Event()
+        self._lease_shrank = asyncio.Event()
         self._errands: set[asyncio.Task[None]] = set()
         self._next_deadline = math.inf
         self._deadline_nears = asyncio.Event()
@@ -70,7 +75,8 @@ class Worker:
         """Work until stopped."""
         async with AsyncExitStack() as stack:
             await self._open(stack)
-            services = [asyncio.create_task(coroutine, name=name) for name, coroutine in self._services().items()]
+            tasks = {name: asyncio.create_task(coro, name=name) for name, coro in self._services().items()}
+            services = list(tasks.values())
             stop = asyncio.create_task(self._until_stopped())
             try:
                 done, _ = await asyncio.wait([*services, stop], return_when=asyncio.FIRST_COMPLETED)
@@ -78,7 +84,7 @@ class Worker:
                     task.result()  # a service never ends by itself: this raises what ended it
             finally:
                 stop.cancel()
-                await self._drain()
+                await self._drain(tasks["lanes"])
                 for task in services:
                     task.cancel()
                 await asyncio.gather(*services, return_exceptions=True)
@@ -94,10 +100,12 @@ class Worker:
         self._pool = await stack.enter_async_context(AsyncPool(self._database.url, "queue", own, behind_pooler=behind))
         rest = Bounds(0, max(1, bounds.max_size - core), bounds.wait)
         blocking = Pool(self._database.url, "queue handlers", rest, behind_pooler=behind)
+        loop_pool = AsyncPool(self._database.url, "queue handlers", rest, behind_pooler=behind)
+        await stack.enter_async_context(loop_pool)
         stack.callback(blocking.close)
         await asyncio.to_thread(blocking.open)
         self._desk = Desk(self._pool, self.config, self.signals, self._done)
-        self._office = WorkerOffice(self._pool, blocking, self._registry, self._desk)
+        self._office = WorkerOffice(self._pool, loop_pool, blocking, self._registry, self._desk)
         await self._find_lanes()
         threads = Threads(kept_threads(len(self._lanes)))
         stack.callback(threads.close)
@@ -115,8 +123,8 @@ class Worker:
             "renew": self._renew(),
             "time-outs": self._keep_time(),
             "slots": self._pass_slots_on(),
+            "lanes": self._run_lanes(),
         }
-        found |= {f"lane {name}": runner.run() for name, runner in self._lanes.items()}
         if self.config.lead:
             found["lead"] = self._leader.run()
         return found
@@ -131,6 +139,21 @@ class Worker:
                 self._lanes[lane.name] = LaneRunner(
                     lane, self.owner, self._pool, self._registry, self.config, self.signals, self._begin
                 )
+                self._lane_found.set()
+
+    async def _run_lanes(self) -> None:
+        """Every lane that is known, also those that an edit gave a kind with a handler here while this worker ran.
+
+        When told to stop this ends once all of them did, and with them the last claim.
+        """
+        async with asyncio.TaskGroup() as group:
+            begun: set[str] = set()
+            while not self._stop.is_set():
+                for name in self._lanes.keys() - begun:
+                    group.create_task(self._lanes[name].run(), name=f"lane {name}")
+                    begun.add(name)
+                self._lane_found.clear()
+                await self._lane_found.wait()
 
     def _begin(self, runner: LaneRunner, claimed: Claimed) -> None:
         """A claimed job: run it, or find out what became of the attempt it was adopted from."""
@@ -138,13 +161,14 @@ class Worker:
         runner.take(running)
         if claimed.adopted:
             # Handlers in threads, loops and child processes end with their worker: there is nothing to find.
+            self._desk.supersede(claimed.id)
             self.signals.emit("adopted", job=claimed.id, kind=claimed.kind, lane=runner.lane.name)
             self._desk.settle(running, attempt.lost(running))
             return
-        self._desk.begin(running)
         if self.signals.heard:
             self.signals.emit("claimed", job=claimed.id, kind=claimed.kind, lane=runner.lane.name)
-        self._executors.start(running, runner.lane.executor)
+        executor = runner.lane.executor
+        self._desk.begin(running, lambda running: self._executors.start(running, executor))
         if running.deadline < self._next_deadline:
             self._next_deadline = running.deadline
             self._deadline_nears.set()
@@ -164,6 +188,8 @@ class Worker:
                 case Notification("kappa_wake", lane):
                     if lane in self._lanes:
                         self._lanes[lane].wake()
+                case Notification("kappa_lane", _):
+                    self._edited.set()
                 case Notification("kappa_due", _):
                     self._leader.nudge()
                 case Notification("kappa_job", text):
@@ -188,22 +214,34 @@ class Worker:
 
     async def _look(self) -> None:
         """Read every lane's row when its interval is over, in one statement for those that are due."""
+        next_find = time.monotonic() + FIND_LANES_EVERY
         while True:
             now = time.monotonic()
+            if self._edited.is_set():
+                self._edited.clear()
+                next_find = now
+                for runner in self._lanes.values():
+                    runner.next_look = now
             due = [runner for runner in self._lanes.values() if runner.next_look <= now + 0.05]
-            if due:
-                with suppress(psycopg.OperationalError, PgError):
+            with suppress(psycopg.OperationalError, PgError):
+                if due:
                     await self._look_at(due)
-                for runner in due:
-                    runner.next_look = time.monotonic() + runner.lane.poll_interval_ms / 1000
+                if next_find <= now:
+                    await self._find_lanes()
+                    next_find = now + FIND_LANES_EVERY
+            for runner in due:
+                runner.next_look = time.monotonic() + runner.lane.poll_interval_ms / 1000
             waits = [runner.next_look - time.monotonic() for runner in self._lanes.values()]
-            await asyncio.sleep(max(0.005, min(waits, default=RETRY)))
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._edited.wait(), max(0.005, min(waits, default=RETRY)))
 
     async def _look_at(self, due: list[LaneRunner]) -> None:
         async with self._pool.connection(who="look") as connection:
             seen = await run_async(connection, lanes.look([runner.lane.name for runner in due]))
         for lane, has_work in seen:
             runner = self._lanes[lane.name]
+            if lane.lease_ttl < runner.lane.lease_ttl:
+                self._lease_shrank.set()
             runner.follow(lane)
             if has_work:
                 runner.wake()
@@ -211,7 +249,10 @@ class Worker:
     async def _renew(self) -> None:
         while True:
             ttl = min((runner.lane.lease_ttl.total_seconds() for runner in self._lanes.values()), default=60.0)
-            await asyncio.sleep(ttl / 4)
+            with suppress(TimeoutError):
+                # A lane whose leases became shorter can't wait until the time of the longer ones is over.
+                await asyncio.wait_for(self._lease_shrank.wait(), ttl / 4)
+            self._lease_shrank.clear()
             await self._try_renew()
 
     async def _try_renew(self) -> None:
@@ -244,9 +285,13 @@ class Worker:
             for runner in self._lanes.values():
                 runner.wake()
 
-    async def _drain(self) -> None:
+    async def _drain(self, lanes_task: "asyncio.Task[None]") -> None:
+        self._stop.set()
+        self._lane_found.set()
         for runner in self._lanes.values():
             runner.stop()
+        # A claim that is under way brings jobs: they get their grace as well.
+        await asyncio.wait([lanes_task], timeout=self.config.grace.total_seconds() + 1)
         if attempts := self._attempts():
             await asyncio.wait(attempts, timeout=self.config.grace.total_seconds())
         await self._desk.empty()

@@ -100,7 +100,8 @@ BEGIN
                parent_id, spawn_key, retry_of, estimate, approved_by, approved_at, timeout, max_attempts,
                attempt + (really_started AND attempt_started_at IS NULL)::int,
                CASE WHEN really_started THEN coalesce(started_at, now()) ELSE started_at END,
-               now(), new_reason, new_result::jsonb,
+               now(), CASE WHEN new_state = 'cancelled' THEN coalesce(cancel_reason, new_reason) ELSE new_reason END,
+               new_result::jsonb,
                progress_done, progress_total, progress_message, checkpoint,
                coalesce(summary, error_summary), coalesce(detail, error_detail),
                now() + CASE WHEN new_state IN ('succeeded', 'cancelled') THEN s.keep_done ELSE s.keep_failed END

@@ -6,6 +6,8 @@ a child's writes as they do a thread's.
 """
 
 import multiprocessing
+import os
+import pickle
 import threading
 import traceback
 from collections.abc import Generator
@@ -92,8 +94,12 @@ class ChildContext:
     @contextmanager
     def transaction(self) -> Generator[Connection[Row]]:
         """As in a thread, on a connection of the child's own."""
+        if self.lease_lost:
+            raise LeaseLost(f"the lease of job {self.job_id} is lost: nothing more can be written")
         if self._connection is None:
-            self._connection = psycopg.connect(self._url, application_name=f"kappa job {self.job_id}")
+            self._connection = psycopg.connect(self._url, autocommit=True, application_name=f"kappa job {self.job_id}")
+            # Begun here, so that the handler's blocks are savepoints and only `end` commits.
+            self._connection.execute("BEGIN")
         with self._connection.transaction():
             yield self._connection
 
@@ -123,7 +129,7 @@ class Children:
         self._url = url
         self._context = multiprocessing.get_context("spawn")
         self._idle: list[tuple[SpawnProcess, Pipe]] = []
-        self._busy: dict[int, SpawnProcess] = {}
+        self._busy: dict[tuple[int, int], SpawnProcess] = {}
         self._lock = threading.Lock()
 
     def call(self, running: Running, context: JobContext) -> Any:
@@ -142,7 +148,7 @@ class Children:
             raise ChildDied(f"the process of job {context.job_id} ended with code {process.exitcode}") from error
         finally:
             with self._lock:
-                self._busy.pop(running.claimed.id, None)
+                self._busy.pop(running.held, None)
                 if process.is_alive():
                     self._idle.append((process, pipe))
                 else:
@@ -150,7 +156,7 @@ class Children:
 
     def kill(self, running: Running) -> None:
         with self._lock:
-            process = self._busy.get(running.claimed.id)
+            process = self._busy.get(running.held)
         if process is not None:
             process.kill()
 
@@ -169,7 +175,7 @@ class Children:
             while self._idle:
                 process, pipe = self._idle.pop()
                 if process.is_alive():
-                    self._busy[running.claimed.id] = process
+                    self._busy[running.held] = process
                     return process, pipe
                 pipe.close()
         ours, theirs = cast("tuple[Pipe, Pipe]", self._context.Pipe())
@@ -177,7 +183,9 @@ class Children:
         process.start()
         theirs.close()
         with self._lock:
-            self._busy[running.claimed.id] = process
+            self._busy[running.held] = process
+        if running.timed_out:  # it was to be killed while it began
+            process.kill()
         return process, ours
 
     def _converse(self, pipe: Pipe, context: JobContext, running: Running) -> Any:
@@ -211,6 +219,7 @@ def _answer(context: JobContext, name: str, args: tuple[Any, ...], named: dict[s
 
 def serve(pipe: Pipe) -> None:
     """In the child: handlers, one after the other, until the parent is gone."""
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     while True:
         try:
             function, takes_payload, payload, facts = pipe.recv()
@@ -220,10 +229,25 @@ def serve(pipe: Pipe) -> None:
         try:
             value = function(context, payload) if takes_payload else function(context)
             answer = context.end(value)
-        except Exception as error:
+        except BaseException as error:
             context.abandon()
-            answer = ("raised", error, traceback.format_exc())
+            answer = ("raised", _portable(error), traceback.format_exc())
         try:
             pipe.send(answer)
-        except (TypeError, AttributeError, ValueError) as unpicklable:
+        except (pickle.PicklingError, TypeError, AttributeError, ValueError) as unpicklable:
             pipe.send(("raised", JobFailed(f"what the handler gave can't leave its process: {unpicklable}"), ""))
+
+
+def _end_with_parent() -> None:
+    """A killed worker can't kill its children, and what they go on doing somebody else will do again."""
+    if (parent := multiprocessing.parent_process()) is not None:
+        parent.join()
+        os._exit(1)
+
+
+def _portable(error: BaseException) -> BaseException:
+    try:
+        pickle.loads(pickle.dumps(error))  # noqa: S301
+    except Exception:
+        return attempt.Untold(type(error).__name__)
+    return error

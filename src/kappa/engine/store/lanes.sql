@@ -23,7 +23,8 @@ VALUES (%(name)s, %(kinds)s, %(max_slots)s, %(poll_interval_ms)s, %(lease_ttl)s,
         %(executor)s)
 ON CONFLICT (name) DO UPDATE
    SET kinds = (SELECT array_agg(DISTINCT k) FROM unnest(lanes.kinds || EXCLUDED.kinds) AS k)
- WHERE NOT lanes.kinds @> EXCLUDED.kinds;
+ WHERE NOT lanes.kinds @> EXCLUDED.kinds
+RETURNING pg_notify('kappa_lane', name);
 
 -- name: edit_lane
 UPDATE kappa.lanes
@@ -37,7 +38,7 @@ UPDATE kappa.lanes
        updated_at = now()
  WHERE name = %(name)s
 RETURNING name, kinds, max_slots, poll_interval_ms, lease_ttl, stale_timeout, enabled, executor,
-          pg_notify('kappa_wake', name);
+          pg_notify('kappa_wake', name), pg_notify('kappa_lane', name);
 
 -- name: fall_asleep
 INSERT INTO kappa.sleepers (lane, owner) VALUES (%(lane)s, %(owner)s) ON CONFLICT DO NOTHING;

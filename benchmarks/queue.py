@@ -41,6 +41,8 @@ def _kappa(kind: str) -> Driven:
 
 
 KAPPA = _kappa("noop")
+KAPPA_ONCE = _kappa("noop_once")
+"""Handlers that aren't idempotent: their one attempt begins when its start is written, which is one more write."""
 KAPPA_THREADS = _kappa("noop_thread")
 
 
@@ -127,6 +129,7 @@ class Bench:
                 configs = [peer.best_config(processes)] if self.quick else peer.configs()
                 for config in configs:
                     contenders[f"{peer.name}, {config}, {processes} proc"] = self._drain(peer, processes, config)
+        contenders["Kappa, not idempotent, 2 proc"] = self._drain(KAPPA_ONCE, 2, None)
         contenders["Kappa, 16 threads, 1 proc"] = self._drain(KAPPA_THREADS, 1, None, self.jobs // 5)
         rates = self.in_turns("drain", contenders)
         ours = _best(rates, "Kappa, batch")

@@ -407,9 +407,9 @@ def carry_on(ctx: JobContext, task: Task) -> Any:
 
 
 def die_at_once(ctx: JobContext, task: Task) -> str:
-    say(task.url, f"began {ctx.attempt}")
     if task.text == "":
         os.kill(os.getpid(), signal.SIGKILL)
+    say(task.url, "it ran again")
     return "survived"
 
 

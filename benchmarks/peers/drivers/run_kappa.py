@@ -19,15 +19,22 @@ THREAD_SLOTS = 16
 
 def engine_at(url: str, tally: "Tally | None" = None) -> Engine:
     engine = Engine(url)
-    engine.lane(Lane("bench", kinds=("noop",), max_slots=SLOTS, poll_interval_ms=2000, executor=Executor.ASYNC))
+    engine.lane(
+        Lane("bench", kinds=("noop", "noop_once"), max_slots=SLOTS, poll_interval_ms=2000, executor=Executor.ASYNC)
+    )
     engine.lane(Lane("bench-threads", kinds=("noop_thread",), max_slots=THREAD_SLOTS))
 
-    @engine.job("noop")
+    @engine.job("noop", idempotent=True)
     async def noop(_: JobContext) -> None:
         if tally is not None:
             tally.started()
 
-    @engine.job("noop_thread")
+    @engine.job("noop_once")
+    async def noop_once(_: JobContext) -> None:
+        if tally is not None:
+            tally.started()
+
+    @engine.job("noop_thread", idempotent=True)
     def noop_thread(_: JobContext) -> None:
         if tally is not None:
             tally.started()

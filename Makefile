@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 LOCK := requirements/dev.lock
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check bench generate format lock test-packages clean
+.PHONY: help setup demo test check bench generate format lock lock-bench test-packages clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1|\2/' | \
@@ -50,6 +50,11 @@ lock: ## resolve the dependencies anew (fetches uv into .venv)
 	$(BIN)/python -m pip install --quiet uv
 	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-package kappa \
 	  --no-annotate --custom-compile-command 'make lock' --all-extras --group dev pyproject.toml -o $(LOCK)
+
+lock-bench: ## the same for the peers that benchmarks run
+	$(BIN)/python -m pip install --quiet uv
+	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate \
+	  --custom-compile-command 'make lock-bench' requirements/bench.in -o requirements/bench.lock
 
 test-packages: ## what only tests need, from apt (as root)
 	@for p in pgbouncer; do command -v $$p >/dev/null || missing="$$missing $$p"; done; \

@@ -43,7 +43,7 @@ def declare(engine: Engine) -> None:
 
 def make_handler(pool: Pool, client: Client) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:  # noqa: N802 - the name that http.server calls
+        def do_POST(self) -> None:
             item = parse_qs(urlsplit(self.path).query).get("item", [""])[0]
             try:
                 with pool.transaction() as connection:
@@ -56,7 +56,7 @@ def make_handler(pool: Pool, client: Client) -> type[BaseHTTPRequestHandler]:
             except ValueError as error:
                 self.answer(422, {"error": str(error)})
 
-        def do_GET(self) -> None:  # noqa: N802
+        def do_GET(self) -> None:
             with pool.connection() as connection:
                 rows = connection.execute(
                     "SELECT o.id, o.item, r.text FROM orders o LEFT JOIN receipts r ON r.order_id = o.id ORDER BY o.id"

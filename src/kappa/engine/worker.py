@@ -43,6 +43,8 @@ CHANNELS = ("kappa_wake", "kappa_job", "kappa_due", "kappa_lane")
 CORE_CONNECTIONS = 5
 """Of the pool `queue`: what the worker needs for itself. The rest is for handlers' transactions in threads."""
 RETRY = 1.0
+LAST_WRITES = 10.0
+"""How long a worker that ends tries to write the outcomes it still has."""
 FIND_LANES_EVERY = 60.0
 """How often lanes are looked for that were made or given a kind without a word, by plain SQL."""
 
@@ -181,8 +183,11 @@ class Worker:
         async for event in listen(self._database.direct_url, CHANNELS):
             match event:
                 case Listening():
+                    # Whatever was said before was missed: wake-ups, due times, edits of lanes, cancellations.
                     self._forget_sleep()
                     self._leader.nudge()
+                    self._edited.set()
+                    await self._try_renew()
                 case Notification("kappa_wake", "*"):
                     self._forget_sleep()
                 case Notification("kappa_wake", lane):
@@ -294,7 +299,8 @@ class Worker:
         await asyncio.wait([lanes_task], timeout=self.config.grace.total_seconds() + 1)
         if attempts := self._attempts():
             await asyncio.wait(attempts, timeout=self.config.grace.total_seconds())
-        await self._desk.empty()
+        with suppress(TimeoutError):  # a database that is away may stay away: leases run out without us
+            await asyncio.wait_for(self._desk.empty(), LAST_WRITES)
         with suppress(psycopg.OperationalError, PgError):
             await self._desk.release()
         left = self._attempts()

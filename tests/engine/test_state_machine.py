@@ -229,7 +229,7 @@ class Lives(RuleBasedStateMachine):
             self.client.approve(life.id, "anna", connection=self.session)
             life.state = S.QUEUED
         else:
-            with pytest.raises(IllegalTransition, match=f"is {life.state} and can't become approved"):
+            with pytest.raises(IllegalTransition, match=f"is {life.state} and can't become queued by an approval"):
                 self.client.approve(life.id, "anna", connection=self.session)
 
     def reject(self, pick: int) -> None:
@@ -238,7 +238,7 @@ class Lives(RuleBasedStateMachine):
             self.client.reject(life.id, connection=self.session)
             self.end(life, S.CANCELLED)
         else:
-            with pytest.raises(IllegalTransition, match=f"is {life.state} and can't become rejected"):
+            with pytest.raises(IllegalTransition, match=f"is {life.state} and can't become cancelled by a rejection"):
                 self.client.reject(life.id, connection=self.session)
 
     def cancel(self, pick: int, reason: str) -> None:

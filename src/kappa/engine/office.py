@@ -14,6 +14,7 @@ from kappa.engine.model import JobState
 from kappa.engine.registry import Registry
 from kappa.engine.store import jobs
 from kappa.engine.store.jobs import Finish, NewJob
+from kappa.engine.waiting import happens
 from kappa.pg import AsyncPool, Pool
 from kappa.pg.ops import run, run_async
 from kappa.pg.queries import Row
@@ -77,7 +78,7 @@ class WorkerOffice:
                 while not _all_ended(found, keys):
                     changed.clear()
                     found = await self._look(parent, keys)
-                    if not _all_ended(found, keys) and not await _happens(changed, LOOK_AT_CHILDREN):
+                    if not _all_ended(found, keys) and not await happens(changed, LOOK_AT_CHILDREN):
                         self._refuse_if_over(running)
                 await self._take_slot_again(running)
             return found
@@ -165,11 +166,3 @@ class WorkerOffice:
 
 def _all_ended(found: dict[str, tuple[int, JobState, Any, str | None]], keys: list[str]) -> bool:
     return all(key in found and found[key][1].terminal for key in keys)
-
-
-async def _happens(event: asyncio.Event, within: float) -> bool:
-    try:
-        await asyncio.wait_for(event.wait(), within)
-    except TimeoutError:
-        return False
-    return True

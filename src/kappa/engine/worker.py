@@ -34,6 +34,7 @@ from kappa.engine.runners.process import Children
 from kappa.engine.signals import Signals
 from kappa.engine.store import lanes
 from kappa.engine.threads import Threads
+from kappa.engine.waiting import happens
 from kappa.pg import AsyncPool, Bounds, Database, Listening, Notification, PgError, Pool, listen
 from kappa.pg.ops import run_async
 
@@ -237,8 +238,7 @@ class Worker:
             for runner in due:
                 runner.next_look = time.monotonic() + runner.lane.poll_interval_ms / 1000
             waits = [runner.next_look - time.monotonic() for runner in self._lanes.values()]
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._edited.wait(), max(0.005, min(waits, default=RETRY)))
+            await happens(self._edited, max(0.005, min(waits, default=RETRY)))
 
     async def _look_at(self, due: list[LaneRunner]) -> None:
         async with self._pool.connection(who="look") as connection:
@@ -254,9 +254,8 @@ class Worker:
     async def _renew(self) -> None:
         while True:
             ttl = min((runner.lane.lease_ttl.total_seconds() for runner in self._lanes.values()), default=60.0)
-            with suppress(TimeoutError):
-                # A lane whose leases became shorter can't wait until the time of the longer ones is over.
-                await asyncio.wait_for(self._lease_shrank.wait(), ttl / 4)
+            # A lane whose leases became shorter can't wait until the time of the longer ones is over.
+            await happens(self._lease_shrank, ttl / 4)
             self._lease_shrank.clear()
             await self._try_renew()
 
@@ -279,8 +278,7 @@ class Worker:
                 else:
                     self._next_deadline = min(self._next_deadline, running.deadline)
             wait = None if self._next_deadline == math.inf else self._next_deadline - now
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._deadline_nears.wait(), wait)
+            await happens(self._deadline_nears, wait)
 
     async def _pass_slots_on(self) -> None:
         """A parent that began to wait for its children left a slot to claim for."""
@@ -300,7 +298,8 @@ class Worker:
         if attempts := self._attempts():
             await asyncio.wait(attempts, timeout=self.config.grace.total_seconds())
         with suppress(TimeoutError):  # a database that is away may stay away: leases run out without us
-            await asyncio.wait_for(self._desk.empty(), LAST_WRITES)
+            async with asyncio.timeout(LAST_WRITES):
+                await self._desk.empty()
         with suppress(psycopg.OperationalError, PgError):
             await self._desk.release()
         left = self._attempts()

@@ -16,6 +16,7 @@ from psycopg import AsyncConnection
 from kappa.engine.maintenance.services import Service
 from kappa.engine.signals import Signals
 from kappa.engine.store import maintenance
+from kappa.engine.waiting import happens
 from kappa.pg.ops import run_async
 from kappa.pg.queries import Row
 
@@ -103,7 +104,4 @@ class Leader:
                 if hint is not None:
                     self.sooner(service.name, time.monotonic() + (hint if hint > 0 else LOCKED_AGAIN))
             wait = min(self._due.values()) - time.monotonic()
-            try:
-                await asyncio.wait_for(self._nudged.wait(), max(wait, 0.0))
-            except TimeoutError:
-                continue
+            await happens(self._nudged, max(wait, 0.0))

@@ -43,7 +43,6 @@ log = logging.getLogger(__name__)
 CHANNELS = ("kappa_wake", "kappa_job", "kappa_due", "kappa_lane")
 CORE_CONNECTIONS = 5
 """Of the pool `queue`: what the worker needs for itself. The rest is for handlers' transactions in threads."""
-RETRY = 1.0
 LAST_WRITES = 10.0
 """How long a worker that ends tries to write the outcomes it still has."""
 FIND_LANES_EVERY = 60.0
@@ -73,6 +72,8 @@ class Worker:
     def stop(self) -> None:
         """Drain: claim nothing more, give running jobs their grace, release the rest, end."""
         self._stop.set()
+        for runner in self._lanes.values():
+            runner.stop()
 
     async def run(self) -> None:
         """Work until stopped."""
@@ -237,8 +238,8 @@ class Worker:
                     next_find = now + FIND_LANES_EVERY
             for runner in due:
                 runner.next_look = time.monotonic() + runner.lane.poll_interval_ms / 1000
-            waits = [runner.next_look - time.monotonic() for runner in self._lanes.values()]
-            await happens(self._edited, max(0.005, min(waits, default=RETRY)))
+            until = min([next_find, *(runner.next_look for runner in self._lanes.values())])
+            await happens(self._edited, max(0.005, until - time.monotonic()))
 
     async def _look_at(self, due: list[LaneRunner]) -> None:
         async with self._pool.connection(who="look") as connection:

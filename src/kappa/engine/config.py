@@ -6,8 +6,6 @@ from datetime import timedelta
 from kappa.engine.model import MAX_LANE_SLOTS
 from kappa.pg import Bounds
 
-MAX_CONCURRENT_THREADS = 32
-
 
 @dataclass(frozen=True, slots=True)
 class WorkerConfig:

@@ -68,7 +68,7 @@ class Bench:
         name = f"bench_{self._names}"
         with closing(psycopg.connect(self.server.url(database="postgres"), autocommit=True)) as admin:
             admin.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
-        return self.server.url(database=name)
+        return self.server.url(database=name, by_socket=True)
 
     def contender(self, peer: Driven) -> str:
         url = self.database()

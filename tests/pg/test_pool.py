@@ -157,3 +157,56 @@ def test_impossible_bounds_are_refused(bounds: tuple[int, int, float]) -> None:
 
 def test_a_databases_password_is_not_in_its_repr() -> None:
     assert "secret" not in repr(Database("postgresql://kappa:secret@localhost/kappa"))
+
+
+def test_the_connection_that_was_given_back_last_is_at_hand_and_counts_as_free(url: str) -> None:
+    with Pool(url, "queue", SMALL) as pool:
+        with pool.connection() as first:
+            assert pool.use().in_use == 1
+        assert pool.use().in_use == 0
+        with pool.connection() as second:
+            assert second is first
+            with pool.connection() as other:
+                assert other is not first
+
+
+def test_a_spare_connection_in_the_middle_of_something_goes_back_to_the_pool_to_be_mended(url: str) -> None:
+    with Pool(url, "queue", Bounds(1, 1, wait=5)) as pool:
+        with pool.connection() as connection:
+            connection.execute("BEGIN")
+        with pool.connection() as connection:
+            assert connection.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
+
+
+def test_a_spare_connection_does_not_outlive_its_pool(url: str) -> None:
+    pool = Pool(url, "short lived", SMALL).open()
+    with pool.connection() as connection:
+        pass
+    pool.close()
+    assert connection.closed
+
+
+def test_a_spare_connection_returns_to_the_pool_after_a_while(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kappa.pg.pool.SPARE_FOR", 0.0)
+    with Pool(url, "queue", Bounds(2, 2)) as pool:
+        pids = {pool_pid(pool) for _ in range(4)}
+    assert len(pids) == 2
+
+
+async def test_a_spare_connection_that_died_is_replaced_on_the_loop_while_nobody_waits_for_ever(url: str) -> None:
+    async with AsyncPool(url, "queue", Bounds(1, 1, wait=10)) as pool:
+        async with pool.connection() as connection:
+            pid = connection.info.backend_pid
+        with psycopg.connect(url, autocommit=True) as admin:
+            admin.execute("SELECT pg_terminate_backend(%s, 5000)", [pid])
+        async with pool.connection() as connection:
+            assert connection.info.backend_pid != pid
+        async with asyncio.TaskGroup() as group:
+            for _ in range(20):
+                group.create_task(_use_briefly(pool))
+        assert pool.use().in_use == 0
+
+
+async def _use_briefly(pool: AsyncPool) -> None:
+    async with pool.connection() as connection:
+        await connection.execute("SELECT 1")

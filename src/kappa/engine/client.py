@@ -3,7 +3,6 @@
 import time
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -79,7 +78,7 @@ class Client:
             always_notify=connection is not None,
         )  # fmt: skip
         if at is not None or delay is not None:
-            new = _timed(new, at, delay)
+            _set_time(new, at, delay)
         with self._session(connection) as session:
             for _ in range(5):
                 made = run(session, jobs.enqueue(new))
@@ -117,27 +116,26 @@ class Client:
             timeout=timeout or (handler.timeout if handler else None),
             max_attempts=handler.max_attempts if handler else 1, always_notify=connection is not None,
         )  # fmt: skip
-        texts = [self._registry.dump_payload(kind, payload) for payload in payloads]
+        texts = map(self._registry.dumper(kind), payloads)
         if connection is not None:
-            self._copy(connection, new, texts)
-        else:
-            with self._pool.connection(who="client") as own, own.transaction():
-                self._copy(own, new, texts)
-        return len(texts)
+            # All of them first: one that is refused must not spoil the caller's transaction.
+            return self._copy(connection, new, list(texts))
+        with self._pool.connection(who="client") as own, own.transaction():
+            return self._copy(own, new, texts)
 
-    def _copy(self, connection: Connection[Row], new: NewJob, texts: Sequence[str]) -> None:
+    def _copy(self, connection: Connection[Row], new: NewJob, texts: Iterable[str]) -> int:
         lane = run(connection, jobs.lane_of_kind(new.kind))
         if lane is None:
             raise UnknownKind(f"kind {new.kind!r} is in no lane: add it to one before you enqueue it")
-        if not texts:
-            return
-        with connection.cursor().copy(jobs.COPY_IN.sql) as copy:
+        cursor = connection.cursor()
+        with cursor.copy(jobs.COPY_IN.sql) as copy:
             for piece in copy_rows.rows(lane, new, texts):
                 copy.write(piece)
-        if new.run_at is None:
-            run(connection, jobs.wake(lane, always=new.always_notify))
-        else:
-            run(connection, jobs.announce_due(new.run_at))
+        if cursor.rowcount:
+            at = new.run_at
+            told = jobs.wake(lane, always=new.always_notify) if at is None else jobs.announce_due(at)
+            run(connection, told)
+        return cursor.rowcount
 
     def approve(self, job_id: int, by: str, *, connection: Connection[Row] | None = None) -> None:
         """Let a job that awaits approval be queued."""
@@ -324,15 +322,12 @@ class Client:
             timeout=timeout, max_attempts=max_attempts or 1, always_notify=always_notify,
         )  # fmt: skip
         handler = self._registry.find(kind)
-        if handler is None:
-            return new
-        return replace(
-            new,
-            approval=handler.approval and auto_approve is None,
-            estimate=handler.dump_estimate(text),
-            timeout=timeout or handler.timeout,
-            max_attempts=max_attempts or handler.max_attempts,
-        )
+        if handler is not None:
+            new.approval = handler.approval and auto_approve is None
+            new.estimate = handler.dump_estimate(text)
+            new.timeout = timeout or handler.timeout
+            new.max_attempts = max_attempts or handler.max_attempts
+        return new
 
     def _find(self, session: Connection[Row], job_id: int) -> Job:
         job = run(session, jobs.show(job_id))
@@ -350,11 +345,11 @@ def _check_priority(priority: int) -> None:
         raise BadPayload(f"a priority is a whole number from -32767 to 32767, not {priority!r}")
 
 
-def _timed(new: NewJob, at: datetime | None, delay: timedelta | None) -> NewJob:
+def _set_time(new: NewJob, at: datetime | None, delay: timedelta | None) -> None:
     if new.approval:
         raise EngineError(f"kind {new.kind!r} asks for approval: it can't have a time as well")
     _check_time(at)
-    return replace(new, run_at=at, delay=delay)
+    new.run_at, new.delay = at, delay
 
 
 def _check_time(at: datetime | None) -> None:

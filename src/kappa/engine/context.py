@@ -34,6 +34,7 @@ class Running:
         "ending",
         "finished",
         "handler",
+        "held",
         "lane",
         "lost",
         "progress",
@@ -48,6 +49,7 @@ class Running:
 
     def __init__(self, claimed: Claimed, handler: Handler, lane: str) -> None:
         self.claimed = claimed
+        self.held = (claimed.id, claimed.token)
         self.handler = handler
         self.lane = lane
         self.lost = False
@@ -66,10 +68,6 @@ class Running:
         """The handler's own transaction, which settling will commit."""
         self.stack: ExitStack | AsyncExitStack | None = None
         """What ends it."""
-
-    @property
-    def held(self) -> tuple[int, int]:
-        return self.claimed.id, self.claimed.token
 
     @property
     def attempt(self) -> int:

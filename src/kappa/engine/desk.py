@@ -28,11 +28,17 @@ class Desk:
     """Batches of everything that attempts write."""
 
     def __init__(
-        self, pool: AsyncPool, config: WorkerConfig, signals: Signals, done: Callable[[Running], None]
+        self,
+        pool: AsyncPool,
+        config: WorkerConfig,
+        signals: Signals,
+        done: Callable[[Running], None],
+        carry: Callable[[Running], bool],
     ) -> None:
         self._pool = pool
         self._signals = signals
         self._done = done
+        self._carry = carry
         self._quick = Batch("settle", self._settle_quick, refused=self._unwritable)
         self._finish = Batch("settle", self._settle, refused=lambda item, error: self._unwritable(item[0], error))
         self._back = Batch("put back", self._put_back, refused=lambda item, error: self._unwritable(item[0], error))
@@ -87,9 +93,15 @@ class Desk:
         self._reports.add(running)
 
     def succeed(self, running: Running) -> None:
-        """Hand in a success that has nothing to say."""
+        """Hand in a success that has nothing to say. A lane that is about to claim again takes it along."""
         running.finished = True
-        self._quick.add(running)
+        if running.progress is not None or not self._carry(running):
+            self._quick.add(running)
+
+    def succeeded(self, batch: Iterable[Running], lost: set[int]) -> None:
+        """What became of successes that were taken along."""
+        for running in batch:
+            self._close(running, running.claimed.id not in lost, JobState.SUCCEEDED)
 
     def settle(self, running: Running, outcome: Finish | PutBack) -> None:
         """Hand in an outcome. The slot is free when it is written."""
@@ -97,7 +109,7 @@ class Desk:
         if isinstance(outcome, PutBack):
             self._back.add((running, outcome))
         elif outcome.state is JobState.SUCCEEDED and outcome.result is None:
-            self._quick.add(running)
+            self.succeed(running)
         else:
             self._finish.add((running, outcome))
 
@@ -148,20 +160,19 @@ class Desk:
     async def _settle_quick(self, batch: list[Running]) -> None:
         await self._write_progress(batch)  # the last word, which would have been written a little later
         written = await self._do(jobs.settle_succeeded([running.held for running in batch]))
-        for running in batch:
-            self._close(running, written, JobState.SUCCEEDED)
+        self.succeeded(batch, {running.claimed.id for running in batch} - written)
 
     async def _settle(self, batch: list[tuple[Running, Finish]]) -> None:
         await self._write_progress([running for running, _ in batch])
         written = await self._do(jobs.settle([outcome for _, outcome in batch]))
         for running, outcome in batch:
-            self._close(running, written, outcome.state)
+            self._close(running, outcome.id in written, outcome.state)
 
     async def _put_back(self, batch: list[tuple[Running, PutBack]]) -> None:
         await self._write_progress([running for running, _ in batch])
         written = await self._do(jobs.put_back([outcome for _, outcome in batch]))
         for running, outcome in batch:
-            self._close(running, written, JobState.SCHEDULED if outcome.delay > 0 else JobState.QUEUED)
+            self._close(running, outcome.id in written, JobState.SCHEDULED if outcome.delay > 0 else JobState.QUEUED)
 
     def _unwritable(self, running: Running, error: Exception) -> None:
         """An outcome that the database refuses: the job fails, and the others of its batch are none the worse."""
@@ -177,8 +188,8 @@ class Desk:
     def _ignored(self, running: Running, error: Exception) -> None:
         log.warning("job %d: the database refuses a report: %s", running.claimed.id, error)
 
-    def _close(self, running: Running, written: set[int], state: JobState) -> None:
-        if running.claimed.id in written:
+    def _close(self, running: Running, written: bool, state: JobState) -> None:
+        if written:
             if self._signals.heard:
                 self._signals.emit("settled", job=running.claimed.id, kind=running.claimed.kind, state=state)
         else:
@@ -206,8 +217,9 @@ class Desk:
 
     async def _write_progress(self, batch: list[Running]) -> None:
         latest = {running.held: running.progress for running in batch if running.progress is not None}
-        if latest:
-            await self._do(jobs.progress([(*held, *progress) for held, progress in latest.items()]))
+        if not latest:
+            return
+        await self._do(jobs.progress([(*held, *progress) for held, progress in latest.items()]))
         for running in batch:
             if running.progress is latest.get(running.held):
                 running.progress = None

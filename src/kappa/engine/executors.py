@@ -7,7 +7,10 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Coroutine
+from contextvars import copy_context
+from typing import Any
 
 import psycopg
 
@@ -24,6 +27,47 @@ from kappa.engine.threads import Threads
 log = logging.getLogger(__name__)
 
 
+class SharedTasks:
+    """Tasks for handlers on the loop.
+
+    A task costs more than a short handler. So one that was done without ever waiting, and left no trace in the task's
+    context variables, leaves its task to the next; any other has had its task for itself.
+    """
+
+    def __init__(self, attempt: Callable[[Running], Coroutine[Any, Any, None]]) -> None:
+        self._attempt = attempt
+        self._ready: deque[Running] = deque()
+        self._handing_out = False
+        self._turn = 0
+        self._loop = asyncio.get_running_loop()
+
+    def start(self, running: Running) -> None:
+        self._ready.append(running)
+        if not self._handing_out:
+            self._hand_out()
+
+    async def begun(self) -> None:
+        while self._ready:
+            await asyncio.sleep(0)
+
+    def _hand_out(self) -> None:
+        """One more task if there is work for it. It runs before this is called again, until it first waits."""
+        self._turn += 1
+        self._handing_out = bool(self._ready)
+        if self._ready:
+            asyncio.Task(self._work(), loop=self._loop)
+            self._loop.call_soon(self._hand_out)
+
+    async def _work(self) -> None:
+        task, untouched = asyncio.current_task(), copy_context()
+        while self._ready:
+            turn, running = self._turn, self._ready.popleft()
+            running.task = task
+            await self._attempt(running)
+            if turn != self._turn or copy_context() != untouched:
+                return
+
+
 class Executors:
     """The ways to run an attempt in this process."""
 
@@ -33,16 +77,22 @@ class Executors:
         self._threads = threads
         self._children = children
         self._loop = asyncio.get_running_loop()
+        self._tasks = SharedTasks(self._on_loop)
 
     def start(self, running: Running, executor: Executor) -> None:
         """One attempt, from here to its outcome at the desk."""
         if running.handler.is_async:
-            attempting = self._on_loop(running)
-        elif executor is Executor.PROCESS:
+            self._tasks.start(running)
+            return
+        if executor is Executor.PROCESS:
             attempting = self._in_thread(running, self._in_child)
         else:
             attempting = self._in_thread(running, self._call)
         running.task = asyncio.Task(attempting, loop=self._loop)
+
+    async def begun(self) -> None:
+        """Until everything that was started has a task."""
+        await self._tasks.begun()
 
     async def _on_loop(self, running: Running) -> None:
         handler = running.handler

@@ -8,12 +8,14 @@ import logging
 import random
 import time
 from collections.abc import Callable
+from operator import attrgetter
 from typing import TypeVar
 
 import psycopg
 
 from kappa.engine.config import WorkerConfig
 from kappa.engine.context import Running
+from kappa.engine.desk import Desk
 from kappa.engine.model import Claimed, Lane
 from kappa.engine.registry import Registry
 from kappa.engine.signals import Signals
@@ -32,6 +34,9 @@ LOOK_AGAIN = (0.005, 0.05)
 """An enqueue that began before this lane fell asleep may not have seen the sleeper: two more looks find its job."""
 RETRY = 0.5
 
+_priority = attrgetter("priority")
+_adopted = attrgetter("adopted")
+
 
 class LaneRunner:
     """Claims for one lane and starts what it gets."""
@@ -44,7 +49,8 @@ class LaneRunner:
         registry: Registry,
         config: WorkerConfig,
         signals: Signals,
-        start: Callable[["LaneRunner", Claimed], None],
+        start: Callable[["LaneRunner", list[Claimed]], None],
+        desk: Desk,
     ) -> None:
         self.lane = lane
         self.next_look = 0.0
@@ -54,7 +60,8 @@ class LaneRunner:
         self._config = config
         self._signals = signals
         self._start = start
-        self._taken: dict[tuple[int, int], Running] = {}
+        self._desk = desk
+        self._taken: set[Running] = set()
         self._wake = asyncio.Event()
         self._hungry = False
         self._asleep = False
@@ -63,18 +70,24 @@ class LaneRunner:
         self._floor_token: int = 0
         self._floor_until = 0.0
         self._stopped = False
+        self._carrying = False
+        self._to_carry: list[Running] = []
 
     async def run(self) -> None:
-        while not self._stopped:
-            self._wake.clear()
-            try:
-                await self._fill()
-            except (psycopg.OperationalError, PgError) as error:
-                log.warning("lane %s: no claim, next try soon: %s", self.lane.name, error)
-                self._asleep = False
-                await asyncio.sleep(RETRY * random.uniform(0.8, 1.2))  # noqa: S311
-                continue
-            await self._wake.wait()
+        try:
+            while not self._stopped:
+                self._wake.clear()
+                try:
+                    await self._fill()
+                except (psycopg.OperationalError, PgError) as error:
+                    log.warning("lane %s: no claim, next try soon: %s", self.lane.name, error)
+                    self._carry_no_more()
+                    self._asleep = False
+                    await asyncio.sleep(RETRY * random.uniform(0.8, 1.2))  # noqa: S311
+                    continue
+                await self._wake.wait()
+        finally:
+            self._carry_no_more()
 
     def wake(self) -> None:
         self._wake.set()
@@ -97,19 +110,34 @@ class LaneRunner:
         self.wake()
 
     def take(self, running: Running) -> None:
-        self._taken[running.held] = running
+        self._taken.add(running)
 
     def free(self, running: Running) -> None:
-        self._taken.pop(running.held, None)
+        self._taken.discard(running)
         if self._hungry:
             self._wake.set()
+
+    def carry(self, running: Running) -> bool:
+        """Take a success along with the next claim, which saves its own commit. Only while there is more to claim."""
+        if not self._carrying:
+            return False
+        self._to_carry.append(running)
+        if self._hungry:
+            self._wake.set()
+        return True
+
+    def _carry_no_more(self) -> None:
+        self._carrying = False
+        left, self._to_carry = self._to_carry, []
+        for running in left:
+            self._desk.succeed(running)
 
     @property
     def room(self) -> int:
         """How many more jobs can run here. A parent that waits for its children takes no room."""
         busy = len(self._taken)
         if busy >= self.lane.max_slots:
-            busy = sum(not running.waiting for running in self._taken.values())
+            busy = sum(not running.waiting for running in self._taken)
         return self.lane.max_slots - busy
 
     @property
@@ -124,7 +152,7 @@ class LaneRunner:
     async def _fill(self) -> None:
         """Claim until there is no room or nothing to claim; then sleep, in the table's sense."""
         while not self._stopped:
-            asked = min(self.room, self._config.claim_batch)
+            asked = min(self.room + len(self._to_carry), self._config.claim_batch)
             self._hungry = asked <= 0
             if self._hungry:
                 return
@@ -149,30 +177,44 @@ class LaneRunner:
             self._floor, self._floor_token = START, 0
             self._floor_until = time.monotonic() + self._config.floor_for.total_seconds()
         from_start = self._floor == START
-        claimed = await self._do(
-            jobs.claim(self.lane.name, self._owner, asked, self.kinds, self._floor, self._floor_token)
-        )
-        claimed.sort(key=_order)
-        for job in claimed:
-            self._start(self, job)
+        claimed = await self._exchange(asked)
+        _put_in_order(claimed)
+        self._start(self, claimed)
         if len(claimed) == asked:
             last = claimed[-1]
             if not last.adopted:
                 self._floor = (-last.priority, last.id)
                 self._floor_token = last.token_floor or 0
+            self._carrying = True
             self._full_claims += 1
             if self._full_claims == BUSY_AFTER and self._asleep:
                 await self._do(lanes.wake_up(self.lane.name, self._owner))
                 self._asleep = False
             return True
+        self._carry_no_more()
         self._full_claims = 0
         self._floor, self._floor_token = START, 0
         return not from_start
+
+    async def _exchange(self, asked: int) -> list[Claimed]:
+        carried, self._to_carry = self._to_carry, []
+        held = [running.held for running in carried]
+        op = jobs.exchange(held, self.lane.name, self._owner, asked, self.kinds, self._floor, self._floor_token)
+        try:
+            claimed, lost = await self._do(op)
+        except BaseException:
+            self._to_carry = carried + self._to_carry
+            raise
+        self._desk.succeeded(carried, lost)
+        return claimed
 
     async def _do(self, op: Op[T]) -> T:
         async with self._pool.connection(who=f"lane {self.lane.name}") as connection:
             return await run_async(connection, op)
 
 
-def _order(job: Claimed) -> tuple[bool, int, int]:
-    return not job.adopted, -job.priority, job.id
+def _put_in_order(claimed: list[Claimed]) -> None:
+    """Adopted jobs first, then by priority, then by age: each sort keeps the order of the one before."""
+    claimed.sort()
+    claimed.sort(key=_priority, reverse=True)
+    claimed.sort(key=_adopted, reverse=True)

@@ -7,6 +7,7 @@ import typing
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
@@ -118,8 +119,12 @@ class Registry:
 
     def dump_payload(self, kind: str, value: Any) -> str:
         """JSON text of a payload, checked by the kind's type where its handler is known here."""
+        return self.dumper(kind)(value)
+
+    def dumper(self, kind: str) -> Callable[[Any], str]:
+        """What makes JSON text of the kind's payloads."""
         handler = self._handlers.get(kind)
-        return handler.dump_payload(value) if handler else _dump_untyped(kind, value)
+        return handler.dump_payload if handler else partial(_dump_untyped, kind)
 
     @property
     def kinds(self) -> frozenset[str]:

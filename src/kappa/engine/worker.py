@@ -15,6 +15,7 @@ import socket
 import time
 from collections.abc import Coroutine
 from contextlib import AsyncExitStack, suppress
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -108,7 +109,7 @@ class Worker:
         await stack.enter_async_context(loop_pool)
         stack.callback(blocking.close)
         await asyncio.to_thread(blocking.open)
-        self._desk = Desk(self._pool, self.config, self.signals, self._done)
+        self._desk = Desk(self._pool, self.config, self.signals, self._done, self._carry)
         self._office = WorkerOffice(self._pool, loop_pool, blocking, self._registry, self._desk)
         await self._find_lanes()
         threads = Threads(kept_threads(len(self._lanes)))
@@ -141,7 +142,14 @@ class Worker:
             served = any(kind in self._registry.kinds for kind in lane.kinds)
             if wanted and served and lane.executor is not Executor.FLEET and lane.name not in self._lanes:
                 self._lanes[lane.name] = LaneRunner(
-                    lane, self.owner, self._pool, self._registry, self.config, self.signals, self._begin
+                    lane,
+                    self.owner,
+                    self._pool,
+                    self._registry,
+                    self.config,
+                    self.signals,
+                    self._begin,
+                    self._desk,
                 )
                 self._lane_found.set()
 
@@ -159,27 +167,36 @@ class Worker:
                 self._lane_found.clear()
                 await self._lane_found.wait()
 
-    def _begin(self, runner: LaneRunner, claimed: Claimed) -> None:
-        """A claimed job: run it, or find out what became of the attempt it was adopted from."""
-        running = Running(claimed, self._registry.get(claimed.kind), runner.lane.name)
-        runner.take(running)
-        if claimed.adopted:
-            # Handlers in threads, loops and child processes end with their worker: there is nothing to find.
-            self._desk.supersede(claimed.id)
-            self.signals.emit("adopted", job=claimed.id, kind=claimed.kind, lane=runner.lane.name)
-            self._desk.settle(running, attempt.lost(running))
-            return
-        if self.signals.heard:
-            self.signals.emit("claimed", job=claimed.id, kind=claimed.kind, lane=runner.lane.name)
-        executor = runner.lane.executor
-        self._desk.begin(running, lambda running: self._executors.start(running, executor))
-        if running.deadline < self._next_deadline:
-            self._next_deadline = running.deadline
-            self._deadline_nears.set()
+    def _begin(self, runner: LaneRunner, jobs: list[Claimed]) -> None:
+        """Claimed jobs: run each, or find out what became of the attempt it was adopted from."""
+        lane = runner.lane.name
+        start = partial(self._executors.start, executor=runner.lane.executor)
+        for claimed in jobs:
+            running = Running(claimed, self._registry.get(claimed.kind), lane)
+            runner.take(running)
+            if claimed.adopted:
+                self._adopt(running)
+                continue
+            if self.signals.heard:
+                self.signals.emit("claimed", job=claimed.id, kind=claimed.kind, lane=lane)
+            self._desk.begin(running, start)
+            if running.deadline < self._next_deadline:
+                self._next_deadline = running.deadline
+                self._deadline_nears.set()
+
+    def _adopt(self, running: Running) -> None:
+        # Handlers in threads, loops and child processes end with their worker: there is nothing to find.
+        claimed = running.claimed
+        self._desk.supersede(claimed.id)
+        self.signals.emit("adopted", job=claimed.id, kind=claimed.kind, lane=running.lane)
+        self._desk.settle(running, attempt.lost(running))
 
     def _done(self, running: Running) -> None:
         if (runner := self._lanes.get(running.lane)) is not None:
             runner.free(running)
+
+    def _carry(self, running: Running) -> bool:
+        return self._lanes[running.lane].carry(running)
 
     async def _listen(self) -> None:
         async for event in listen(self._database.direct_url, CHANNELS):
@@ -296,6 +313,7 @@ class Worker:
             runner.stop()
         # A claim that is under way brings jobs: they get their grace as well.
         await asyncio.wait([lanes_task], timeout=self.config.grace.total_seconds() + 1)
+        await self._executors.begun()
         if attempts := self._attempts():
             await asyncio.wait(attempts, timeout=self.config.grace.total_seconds())
         with suppress(TimeoutError):  # a database that is away may stay away: leases run out without us

@@ -6,17 +6,22 @@ inside or outside of their transactions: `run(connection, op)` or `await run_asy
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, Generic, TypeVar
 from weakref import WeakKeyDictionary
 
 from psycopg import AsyncConnection, Connection
+from psycopg.adapt import Transformer
 from psycopg.errors import InvalidSqlStatementName, error_from_result
+from psycopg.generators import execute
 from psycopg.pq import ExecStatus, TransactionStatus
 from psycopg.pq.abc import PGresult
 
 from kappa.pg.queries import Query, Row
 
 T = TypeVar("T")
+
+_MICROSECOND = timedelta(microseconds=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,17 +37,26 @@ class Op(Generic[T]):
 
 
 def run(connection: Connection[Row], op: Op[T]) -> T:
-    # Not in a transaction, nor where one would begin: a statement that psycopg has deallocated would end it.
-    idle = connection.autocommit and connection.pgconn.transaction_status == TransactionStatus.IDLE
-    if op.first_number and idle and connection.prepare_threshold is not None and (values := _plain(op)) is not None:
-        return op.read(_short_way(connection, op.query, values))
+    if op.first_number and _takes_short_way(connection) and (values := _plain(op)) is not None:
+        return op.read(_short_way(connection, op, values))
     cursor = connection.execute(op.query.sql, op.params, binary=op.binary)
     return op.read(cursor.fetchall() if cursor.description else [])
 
 
 async def run_async(connection: AsyncConnection[Row], op: Op[T]) -> T:
+    if _takes_short_way(connection) and (values := _plain(op)) is not None:
+        return op.read(await _short_way_async(connection, op, values))
     cursor = await connection.execute(op.query.sql, op.params, binary=op.binary)
     return op.read(await cursor.fetchall() if cursor.description else [])
+
+
+def _takes_short_way(connection: Connection[Row] | AsyncConnection[Row]) -> bool:
+    """Not in a transaction, nor where one would begin: a statement that psycopg has deallocated would end it."""
+    return (
+        connection.autocommit
+        and connection.pgconn.transaction_status == TransactionStatus.IDLE
+        and connection.prepare_threshold is not None
+    )
 
 
 def _plain(op: Op[Any]) -> list[Any] | None:
@@ -59,40 +73,70 @@ def _plain(op: Op[Any]) -> list[Any] | None:
                 if "\0" in text:
                     return None
                 values.append(text.encode())
+            case timedelta() as value:
+                values.append(b"%d us" % (value // _MICROSECOND))
             case _:
                 return None
     return values
 
 
-def _short_way(connection: Connection[Row], query: Query, values: list[Any]) -> list[Row]:
-    """Run a prepared statement by libpq alone: a third of the time that a cursor takes, for one number in text.
+class _Session:
+    """What is known of one connection: the statements prepared on it, and how to read its results."""
 
-    The connection waits in C; use it only where a single, quick statement is all there is to wait for.
-    """
-    libpq = connection.pgconn
-    name = b"kappa_" + query.name.encode()
+    def __init__(self, connection: Connection[Row] | AsyncConnection[Row]) -> None:
+        self.prepared: set[bytes] = set()
+        self.transformer = Transformer(connection)
+
+    def rows(self, result: PGresult) -> list[Row]:
+        if result.status not in (ExecStatus.TUPLES_OK, ExecStatus.COMMAND_OK):
+            raise error_from_result(result, self.transformer.encoding)
+        self.transformer.set_pgresult(result)
+        return self.transformer.load_rows(0, result.ntuples, tuple)
+
+
+_sessions: WeakKeyDictionary[Connection[Row] | AsyncConnection[Row], _Session] = WeakKeyDictionary()
+
+
+def _session(connection: Connection[Row] | AsyncConnection[Row]) -> _Session:
+    if (session := _sessions.get(connection)) is None:
+        session = _sessions[connection] = _Session(connection)
+    return session
+
+
+# The short way: a prepared statement by libpq alone, its parameters as text. For a quick statement a cursor costs more
+# than the statement. psycopg deallocates all statements after a rollback or a change of the schema; then the statement
+# is prepared once more.
+
+
+def _short_way(connection: Connection[Row], op: Op[Any], values: list[Any]) -> list[Row]:
+    """The connection waits in C: only where a single, quick statement is all there is to wait for."""
+    libpq, session, name = connection.pgconn, _session(connection), op.query.key
     with connection.lock:
-        known = _prepared.setdefault(connection, set())
-        if name not in known:
-            _check(connection, libpq.prepare(name, query.numbered().encode()))
-            known.add(name)
-        try:
-            result = _check(connection, libpq.exec_prepared(name, values))
-        except InvalidSqlStatementName:
-            # psycopg deallocates all statements after a rollback or a change of the schema.
-            _check(connection, libpq.prepare(name, query.numbered().encode()))
-            result = _check(connection, libpq.exec_prepared(name, values))
-        found = result.get_value(0, 0) if result.ntuples else None
-    return [] if found is None else [(int(found),)]
+        for _ in range(2):
+            if name not in session.prepared:
+                session.rows(libpq.prepare(name, op.query.numbered().encode()))
+                session.prepared.add(name)
+            try:
+                return session.rows(libpq.exec_prepared(name, values, result_format=op.binary))
+            except InvalidSqlStatementName:
+                session.prepared.discard(name)
+    raise InvalidSqlStatementName(f"{op.query.name} vanishes as soon as it is prepared")
 
 
-_prepared: WeakKeyDictionary[Connection[Row], set[bytes]] = WeakKeyDictionary()
-
-
-def _check(connection: Connection[Row], result: PGresult) -> PGresult:
-    if result.status not in (ExecStatus.TUPLES_OK, ExecStatus.COMMAND_OK):
-        raise error_from_result(result, connection.info.encoding)
-    return result
+async def _short_way_async(connection: AsyncConnection[Row], op: Op[Any], values: list[Any]) -> list[Row]:
+    libpq, session, name = connection.pgconn, _session(connection), op.query.key
+    async with connection.lock:
+        for _ in range(2):
+            if name not in session.prepared:
+                libpq.send_prepare(name, op.query.numbered().encode())
+                session.rows((await connection.wait(execute(libpq)))[0])
+                session.prepared.add(name)
+            try:
+                libpq.send_query_prepared(name, values, result_format=op.binary)
+                return session.rows((await connection.wait(execute(libpq)))[0])
+            except InvalidSqlStatementName:
+                session.prepared.discard(name)
+    raise InvalidSqlStatementName(f"{op.query.name} vanishes as soon as it is prepared")
 
 
 def nothing(rows: list[Row]) -> None:

@@ -16,15 +16,18 @@ import time
 from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Generic, Self, TypeVar
 
 import psycopg
 from psycopg import AsyncConnection, Connection
 from psycopg.conninfo import make_conninfo
+from psycopg.pq import TransactionStatus
 from psycopg_pool import AsyncConnectionPool, ConnectionPool, PoolTimeout
 
 from kappa.pg.errors import PoolExhausted, PoolUnreachable
 from kappa.pg.queries import Row
+
+C = TypeVar("C", bound=Connection[Row] | AsyncConnection[Row])
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +55,15 @@ class PoolUse:
     waiting: int
 
 
-class _Ledger:
-    """Who holds a pool's connections, and since when."""
+SPARE_FOR = 10.0
+"""How long a connection stays outside of its pool, at hand for the next caller."""
+
+
+class _Ledger(Generic[C]):
+    """Who holds a pool's connections, and since when; and the one that was last given back.
+
+    That one is kept at hand while nobody waits: the pool's own way in and out costs as much as a short statement.
+    """
 
     def __init__(self, name: str, bounds: Bounds, url: str) -> None:
         self.name = name
@@ -61,14 +71,66 @@ class _Ledger:
         self._url = url
         self._held: dict[int, tuple[str, float]] = {}
         self._lock = threading.Lock()
+        self._spare: C | None = None
+        self._fetched: dict[int, float] = {}
+        self._waiting = 0
+        self._closed = False
 
-    def enter(self, connection: object, who: str) -> None:
+    def take_spare(self, who: str) -> C | None:
+        """The spare connection. Without one the caller counts as waiting until it has `entered` or `gave_up`."""
         with self._lock:
-            self._held[id(connection)] = (who, time.monotonic())
+            spare, self._spare = self._spare, None
+            if spare is None:
+                self._waiting += 1
+            else:
+                self._held[id(spare)] = (who, time.monotonic())
+            return spare
 
-    def leave(self, connection: object) -> None:
+    def entered(self, connection: C, who: str) -> None:
         with self._lock:
-            self._held.pop(id(connection), None)
+            self._waiting -= 1
+            now = time.monotonic()
+            self._fetched[id(connection)] = now
+            self._held[id(connection)] = (who, now)
+
+    def gave_up(self) -> None:
+        with self._lock:
+            self._waiting -= 1
+
+    def left(self, connection: C) -> bool:
+        """Whether the connection is kept as the spare; if not, the pool wants it back."""
+        with self._lock:
+            del self._held[id(connection)]
+            if (
+                self._spare is None
+                and not self._waiting
+                and not self._closed
+                and connection.pgconn.transaction_status == TransactionStatus.IDLE
+                and time.monotonic() - self._fetched[id(connection)] < SPARE_FOR
+            ):
+                self._spare = connection
+                return True
+            del self._fetched[id(connection)]
+            return False
+
+    def broken(self, connection: C) -> None:
+        """A spare connection that turned out to be useless; its taker waits for another."""
+        with self._lock:
+            self._waiting += 1
+            del self._held[id(connection)]
+            del self._fetched[id(connection)]
+
+    def close(self) -> C | None:
+        """Keep no spare any more; the one there was goes back to the pool."""
+        with self._lock:
+            self._closed = True
+            spare, self._spare = self._spare, None
+            return spare
+
+    def use(self, stats: dict[str, int]) -> PoolUse:
+        size = stats.get("pool_size", 0)
+        in_use = size - stats.get("pool_available", 0) - (self._spare is not None)
+        return PoolUse(name=self.name, size=size, in_use=in_use, waiting=stats.get("requests_waiting", 0))
 
     def timed_out(self, wait: float) -> PoolExhausted | None:
         """The error for a wait that ran out while every connection was held; None if some were not."""
@@ -134,7 +196,7 @@ class Pool:
     """A pool for threads."""
 
     def __init__(self, url: str, name: str, bounds: Bounds, *, behind_pooler: bool = False) -> None:
-        self._ledger = _Ledger(name, bounds, url)
+        self._ledger = _Ledger[Connection[Row]](name, bounds, url)
         self._pool: ConnectionPool[Connection[Row]] = ConnectionPool(
             url,
             kwargs=_connection_options(name, behind_pooler),
@@ -158,6 +220,8 @@ class Pool:
         return self
 
     def close(self) -> None:
+        if (spare := self._ledger.close()) is not None:
+            self._pool.putconn(spare)
         self._pool.close()
 
     def __enter__(self) -> Self:
@@ -169,18 +233,35 @@ class Pool:
     @contextmanager
     def connection(self, *, wait: float | None = None, who: str | None = None) -> Generator[Connection[Row]]:
         """A connection in autocommit, given back at the end of the block."""
-        wait = self._ledger.bounds.wait if wait is None else wait
         who = who or _caller(threading.current_thread().name)
-        try:
-            connection = self._pool.getconn(wait)
-        except PoolTimeout:
-            raise self._ledger.timed_out(wait) or self._ledger.unreachable(wait, self._probe()) from None
-        self._ledger.enter(connection, who)
+        connection = self._spare(who) or self._fetch(self._ledger.bounds.wait if wait is None else wait, who)
         try:
             yield connection
         finally:
-            self._ledger.leave(connection)
-            self._pool.putconn(connection)
+            if not self._ledger.left(connection):
+                self._pool.putconn(connection)
+
+    def _spare(self, who: str) -> Connection[Row] | None:
+        spare = self._ledger.take_spare(who)
+        if spare is not None and _has_news(spare):
+            try:
+                spare.execute(b"")
+            except psycopg.Error:
+                self._ledger.broken(spare)
+                self._pool.putconn(spare)
+                return None
+        return spare
+
+    def _fetch(self, wait: float, who: str) -> Connection[Row]:
+        try:
+            connection = self._pool.getconn(wait)
+        except BaseException as error:
+            self._ledger.gave_up()
+            if isinstance(error, PoolTimeout):
+                raise self._ledger.timed_out(wait) or self._ledger.unreachable(wait, self._probe()) from None
+            raise
+        self._ledger.entered(connection, who)
+        return connection
 
     @contextmanager
     def transaction(self, *, wait: float | None = None, who: str | None = None) -> Generator[Connection[Row]]:
@@ -190,7 +271,7 @@ class Pool:
             yield connection
 
     def use(self) -> PoolUse:
-        return _use(self._ledger.name, self._pool.get_stats())
+        return self._ledger.use(self._pool.get_stats())
 
     def _probe(self) -> psycopg.Error | None:
         try:
@@ -204,7 +285,7 @@ class AsyncPool:
     """A pool for an event loop."""
 
     def __init__(self, url: str, name: str, bounds: Bounds, *, behind_pooler: bool = False) -> None:
-        self._ledger = _Ledger(name, bounds, url)
+        self._ledger = _Ledger[AsyncConnection[Row]](name, bounds, url)
         self._pool: AsyncConnectionPool[AsyncConnection[Row]] = AsyncConnectionPool(
             url,
             kwargs=_connection_options(name, behind_pooler),
@@ -228,6 +309,8 @@ class AsyncPool:
         return self
 
     async def close(self) -> None:
+        if (spare := self._ledger.close()) is not None:
+            await self._pool.putconn(spare)
         await self._pool.close()
 
     async def __aenter__(self) -> Self:
@@ -241,18 +324,40 @@ class AsyncPool:
         self, *, wait: float | None = None, who: str | None = None
     ) -> AsyncGenerator[AsyncConnection[Row]]:
         """A connection in autocommit, given back at the end of the block."""
-        wait = self._ledger.bounds.wait if wait is None else wait
         who = who or _caller(_task_name())
-        try:
-            connection = await self._pool.getconn(wait)
-        except PoolTimeout:
-            raise self._ledger.timed_out(wait) or self._ledger.unreachable(wait, await self._probe()) from None
-        self._ledger.enter(connection, who)
+        connection = await self._spare(who)
+        if connection is None:
+            connection = await self._fetch(self._ledger.bounds.wait if wait is None else wait, who)
         try:
             yield connection
         finally:
-            self._ledger.leave(connection)
-            await self._pool.putconn(connection)
+            if not self._ledger.left(connection):
+                await self._pool.putconn(connection)
+
+    async def _spare(self, who: str) -> AsyncConnection[Row] | None:
+        spare = self._ledger.take_spare(who)
+        if spare is not None and _has_news(spare):
+            try:
+                await spare.execute(b"")
+            except BaseException as error:
+                self._ledger.broken(spare)
+                await self._pool.putconn(spare)
+                if not isinstance(error, psycopg.Error):
+                    self._ledger.gave_up()
+                    raise
+                return None
+        return spare
+
+    async def _fetch(self, wait: float, who: str) -> AsyncConnection[Row]:
+        try:
+            connection = await self._pool.getconn(wait)
+        except BaseException as error:
+            self._ledger.gave_up()
+            if isinstance(error, PoolTimeout):
+                raise self._ledger.timed_out(wait) or self._ledger.unreachable(wait, await self._probe()) from None
+            raise
+        self._ledger.entered(connection, who)
+        return connection
 
     @asynccontextmanager
     async def transaction(
@@ -264,7 +369,7 @@ class AsyncPool:
             yield connection
 
     def use(self) -> PoolUse:
-        return _use(self._ledger.name, self._pool.get_stats())
+        return self._ledger.use(self._pool.get_stats())
 
     async def _probe(self) -> psycopg.Error | None:
         try:
@@ -277,13 +382,3 @@ class AsyncPool:
 def _task_name() -> str:
     task = asyncio.current_task()
     return task.get_name() if task else "event loop"
-
-
-def _use(name: str, stats: dict[str, int]) -> PoolUse:
-    size = stats.get("pool_size", 0)
-    return PoolUse(
-        name=name,
-        size=size,
-        in_use=size - stats.get("pool_available", 0),
-        waiting=stats.get("requests_waiting", 0),
-    )

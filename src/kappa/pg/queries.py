@@ -41,6 +41,11 @@ class Query:
     def text(self) -> str:
         return self.sql.decode()
 
+    @property
+    def key(self) -> bytes:
+        """A name for the prepared statement."""
+        return f"kappa_{self.source.stem}_{self.name}".encode()
+
     def numbered(self) -> str:
         """The statement with `$1`, `$2`, … in place of names, as `PREPARE` takes it."""
         place = {name: f"${at}" for at, name in enumerate(self.parameters, start=1)}

@@ -44,7 +44,7 @@ BEGIN
     RETURNING j.id, j.cancel_reason;
 END $$;
 
--- The quickest way out, for jobs that have nothing to say.
+-- The quickest way out, for jobs that have nothing to say. It gives back what was no longer the caller's.
 CREATE FUNCTION kappa.settle_succeeded(
     ids bigint[], tokens bigint[]
 ) RETURNS SETOF bigint LANGUAGE plpgsql
@@ -52,25 +52,117 @@ CREATE FUNCTION kappa.settle_succeeded(
   SET plan_cache_mode = force_generic_plan
 AS $$
 #variable_conflict use_column
+DECLARE
+    written bigint[];
 BEGIN
-    RETURN QUERY
     WITH done AS (
         DELETE FROM kappa.jobs AS j
          USING unnest(settle_succeeded.ids, settle_succeeded.tokens) AS d (id, token)
          WHERE j.id = d.id AND j.lease_token = d.token
         RETURNING j.*
+    ), kept AS (
+        INSERT INTO kappa.finished_jobs (
+            id, lane, kind, state, priority, payload, created_at, submitted_by, dedup_key, parent_id, spawn_key, retry_of,
+            estimate, approved_by, approved_at, timeout, max_attempts, attempt, started_at, finished_at,
+            progress_done, progress_total, progress_message, checkpoint, error_summary, error_detail, keep_until)
+        SELECT id, lane, kind, 'succeeded', priority, payload, created_at, submitted_by, dedup_key, parent_id, spawn_key,
+               retry_of, estimate, approved_by, approved_at, timeout, max_attempts,
+               attempt + (attempt_started_at IS NULL)::int, coalesce(started_at, now()), now(),
+               progress_done, progress_total, progress_message, checkpoint, error_summary, error_detail,
+               now() + (SELECT keep_done FROM kappa.engine_settings)
+          FROM done
+        RETURNING id, parent_id
     )
-    INSERT INTO kappa.finished_jobs AS f (
-        id, lane, kind, state, priority, payload, created_at, submitted_by, dedup_key, parent_id, spawn_key, retry_of,
-        estimate, approved_by, approved_at, timeout, max_attempts, attempt, started_at, finished_at,
-        progress_done, progress_total, progress_message, checkpoint, error_summary, error_detail, keep_until)
-    SELECT id, lane, kind, 'succeeded', priority, payload, created_at, submitted_by, dedup_key, parent_id, spawn_key,
-           retry_of, estimate, approved_by, approved_at, timeout, max_attempts,
-           attempt + (attempt_started_at IS NULL)::int, coalesce(started_at, now()), now(),
-           progress_done, progress_total, progress_message, checkpoint, error_summary, error_detail,
-           now() + (SELECT keep_done FROM kappa.engine_settings)
-      FROM done
-    RETURNING CASE WHEN f.parent_id IS NULL THEN f.id ELSE kappa.tell_parent(f.id, f.parent_id) END;
+    SELECT array_agg(CASE WHEN parent_id IS NULL THEN id ELSE kappa.tell_parent(id, parent_id) END)
+      INTO written FROM kept;
+    IF cardinality(written) IS DISTINCT FROM cardinality(ids) THEN
+        RETURN QUERY SELECT unnest(ids) EXCEPT SELECT unnest(written);
+    END IF;
+END $$;
+
+-- Done jobs out, their slots to new ones, in one round trip and one commit. What was no longer the caller's comes back
+-- first, as rows without a kind. The lane's lock comes before its counts: the statements after it see all that earlier
+-- claimers of the lane committed.
+CREATE FUNCTION kappa.claim(
+    lane_name text, claimer text, capacity int, known_kinds text[],
+    floor_rank int, floor_id bigint, floor_token bigint, done_ids bigint[], done_tokens bigint[]
+) RETURNS TABLE (
+    id bigint, kind text, payload text, attempt int, max_attempts int, claims int, token bigint,
+    adopted boolean, started boolean, seconds_left double precision, cancel_reason text, priority smallint,
+    token_floor bigint, parent_id bigint
+) LANGUAGE plpgsql
+  SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off SET plan_cache_mode = force_generic_plan
+AS $$
+#variable_conflict use_column
+DECLARE
+    lane_row kappa.lanes;
+    new_token bigint;
+    orphans int := 0;
+    busy int;
+    lowest bigint;
+    taken int := 0;
+    usual double precision;
+BEGIN
+    IF done_ids IS NOT NULL THEN
+        RETURN QUERY
+        SELECT lost, NULL::text, NULL::text, 0, 0, 0, 0::bigint, false, false, 0::double precision, NULL::text,
+               0::smallint, NULL::bigint, NULL::bigint
+          FROM kappa.settle_succeeded(done_ids, done_tokens) AS lost;
+    END IF;
+    PERFORM pg_advisory_xact_lock(1262568289, hashtext(lane_name));
+    SELECT * INTO lane_row FROM kappa.lanes AS l WHERE l.name = lane_name;
+    IF NOT FOUND THEN
+        RETURN;
+    END IF;
+    usual := date_part('epoch', lane_row.stale_timeout);
+    new_token := nextval('kappa.lease_tokens');
+
+    PERFORM FROM kappa.jobs AS r
+      WHERE r.lane = lane_name AND r.state = 'running' AND r.lease_token IS NULL LIMIT 1;
+    IF FOUND THEN
+        RETURN QUERY
+        UPDATE kappa.jobs AS j
+           SET lease_owner = claimer, lease_token = new_token, lease_until = now() + lane_row.lease_ttl,
+               claims = j.claims + 1
+         WHERE j.ctid = ANY (ARRAY(
+                   SELECT o.ctid FROM kappa.jobs AS o
+                    WHERE o.lane = lane_name AND o.state = 'running' AND o.lease_token IS NULL
+                      AND (known_kinds IS NULL OR o.kind = ANY (known_kinds))
+                    LIMIT capacity FOR UPDATE SKIP LOCKED))
+        RETURNING j.id, j.kind, j.payload::text, j.attempt, j.max_attempts, j.claims, j.lease_token, true,
+                  j.attempt_started_at IS NOT NULL,
+                  coalesce(date_part('epoch', j.timeout), usual)
+                      - date_part('epoch', now() - coalesce(j.attempt_started_at, now())),
+                  j.cancel_reason, j.priority, NULL::bigint, j.parent_id;
+        GET DIAGNOSTICS taken = ROW_COUNT;
+        IF taken >= capacity THEN
+            RETURN;
+        END IF;
+        SELECT count(*) INTO orphans FROM kappa.jobs AS r
+         WHERE r.lane = lane_name AND r.state = 'running' AND r.lease_token IS NULL AND NOT r.waiting;
+    END IF;
+    IF NOT lane_row.enabled THEN
+        RETURN;
+    END IF;
+
+    -- A parent that waits takes no slot now and one later: the floor must not rise above its token.
+    SELECT count(*) FILTER (WHERE NOT r.waiting), min(r.lease_token) INTO busy, lowest FROM kappa.jobs AS r
+     WHERE r.lane = lane_name AND r.state = 'running' AND r.lease_token >= floor_token;
+
+    RETURN QUERY
+    UPDATE kappa.jobs AS j
+       SET state = 'running', lease_owner = claimer, lease_token = new_token,
+           lease_until = now() + lane_row.lease_ttl, claims = j.claims + 1
+     WHERE j.ctid = ANY (ARRAY(
+               SELECT q.ctid FROM kappa.jobs AS q
+                WHERE q.lane = lane_name AND q.state = 'queued' AND ((-q.priority), q.id) > (floor_rank, floor_id)
+                  AND (known_kinds IS NULL OR q.kind = ANY (known_kinds))
+                ORDER BY (-q.priority), q.id
+                LIMIT greatest(0, least(capacity - taken, lane_row.max_slots - busy - orphans))
+                FOR UPDATE SKIP LOCKED))
+    RETURNING j.id, j.kind, j.payload::text, j.attempt, j.max_attempts, j.claims, j.lease_token, false, false,
+              coalesce(date_part('epoch', j.timeout), usual),
+              j.cancel_reason, j.priority, least(lowest, new_token), j.parent_id;
 END $$;
 
 CREATE FUNCTION kappa.settle(
@@ -229,6 +321,28 @@ BEGIN
         PERFORM pg_notify('kappa_due', extract(epoch FROM due)::text);
     ELSIF first_state = 'queued'
           AND (always_notify OR EXISTS (SELECT FROM kappa.sleepers AS s WHERE s.lane = home)) THEN
+        PERFORM pg_notify('kappa_wake', home);
+    END IF;
+    RETURN made;
+END $$;
+
+-- The usual job, which is to run as soon as it can, in as few steps as there can be.
+CREATE FUNCTION kappa.enqueue_now(
+    kind text, payload jsonb, priority smallint, submitted_by text, timeout interval, max_attempts int
+) RETURNS bigint LANGUAGE plpgsql AS $$
+#variable_conflict use_variable
+DECLARE
+    -- As in home_of: held before the next statement reads the kind's lane.
+    kinds_stay text := pg_advisory_xact_lock_shared(1262568290, 0);
+    made bigint;
+    home text;
+    asleep boolean;
+BEGIN
+    INSERT INTO kappa.jobs AS j (lane, kind, state, priority, payload, submitted_by, timeout, max_attempts)
+    SELECT k.lane, k.kind, 'queued', priority, payload, submitted_by, timeout, max_attempts
+      FROM kappa.lane_kinds AS k WHERE k.kind = kind
+    RETURNING j.id, j.lane, EXISTS (SELECT FROM kappa.sleepers AS s WHERE s.lane = j.lane) INTO made, home, asleep;
+    IF asleep THEN
         PERFORM pg_notify('kappa_wake', home);
     END IF;
     RETURN made;

@@ -15,6 +15,7 @@ from kappa.pg.queries import Query, Row
 
 sql = queries.beside(__file__)
 ENQUEUE = sql["enqueue"]
+ENQUEUE_NOW = sql["enqueue_now"]
 ENQUEUED_BEFORE = sql["enqueued_before"]
 LANE_OF_KIND = sql["lane_of_kind"]
 COPY_IN = sql["copy_in"]
@@ -47,7 +48,7 @@ LIST_JOBS = sql["list_jobs"]
 COUNT_BY_STATE = sql["count_by_state"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class NewJob:
     """What goes into a row of `jobs`. The payload is JSON text."""
 
@@ -110,6 +111,19 @@ def _any(rows: list[Row]) -> bool:
 
 def enqueue(job: NewJob) -> Op[int | None]:
     """The new job's id; None if the kind has no lane or the job is there already."""
+    if not (
+        job.always_notify or job.approval or job.dedup_key or job.spawn_key or job.retry_of or job.approved_by
+        or job.run_at or job.delay or job.estimate
+    ):  # fmt: skip
+        params = {
+            "kind": job.kind,
+            "payload": job.payload,
+            "priority": job.priority,
+            "submitted_by": job.submitted_by,
+            "timeout": job.timeout,
+            "max_attempts": job.max_attempts,
+        }
+        return Op(ENQUEUE_NOW, params, _first, first_number=True)
     return Op(ENQUEUE, {name: getattr(job, name) for name in NewJob.__slots__}, _first, first_number=True)
 
 
@@ -140,16 +154,41 @@ def claim(
     floor_token: int = 0,
 ) -> Op[list[Claimed]]:
     """Orphans first, then queued jobs, as many as the lane has slots for."""
+    op = exchange([], lane, owner, capacity, kinds, floor, floor_token)
+    return Op(op.query, op.params, lambda rows: op.read(rows)[0], binary=True)
+
+
+def exchange(
+    done: Sequence[tuple[int, int]],
+    lane: str,
+    owner: str,
+    capacity: int,
+    kinds: Sequence[str] | None = None,
+    floor: tuple[int, int] = (-32769, 0),
+    floor_token: int = 0,
+) -> Op[tuple[list[Claimed], set[int]]]:
+    """Settle jobs that succeeded and have nothing to say, and claim others. Also gives what was not settled."""
     params = {
         "lane": lane,
         "owner": owner,
         "capacity": capacity,
-        "kinds": list(kinds) if kinds is not None else None,
+        "kinds": None if kinds is None else _text_array(kinds),
         "floor_rank": floor[0],
         "floor_id": floor[1],
         "floor_token": floor_token,
+        "ids": _array(job for job, _ in done) if done else None,
+        "tokens": _array(token for _, token in done) if done else None,
     }
-    return Op(CLAIM, params, lambda rows: [Claimed._make(row) for row in rows], binary=True)
+    return Op(CLAIM, params, _exchanged, binary=True)
+
+
+def _exchanged(rows: list[Row]) -> tuple[list[Claimed], set[int]]:
+    lost: set[int] = set()
+    while rows and rows[len(lost)][1] is None:
+        lost.add(rows[len(lost)][0])
+        if len(lost) == len(rows):
+            break
+    return [Claimed._make(row) for row in rows[len(lost) :]], lost
 
 
 def _held(query: Query, held: Sequence[tuple[int, int]], read: Callable[[list[Row]], Any]) -> Op[Any]:
@@ -159,6 +198,10 @@ def _held(query: Query, held: Sequence[tuple[int, int]], read: Callable[[list[Ro
 def _array(numbers: Iterable[int]) -> str:
     """An array as PostgreSQL writes it: much quicker than having every element adapted."""
     return "{" + ",".join(map(str, numbers)) + "}"
+
+
+def _text_array(texts: Iterable[str]) -> str:
+    return "{" + ",".join('"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"' for text in texts) + "}"
 
 
 def _kept(text: str | None) -> str | None:
@@ -180,7 +223,8 @@ def release(held: Sequence[tuple[int, int]]) -> Op[set[int]]:
 
 
 def settle_succeeded(held: Sequence[tuple[int, int]]) -> Op[set[int]]:
-    return _held(SETTLE_SUCCEEDED, held, _first_column)
+    # The statement gives what was not written, which is nearly always nothing.
+    return _held(SETTLE_SUCCEEDED, held, lambda lost: {job for job, _ in held} - _first_column(lost))
 
 
 def settle(finished: Sequence[Finish]) -> Op[set[int]]:

@@ -5,6 +5,10 @@ SELECT kappa.enqueue(
     %(approval)s::boolean, %(estimate)s::jsonb, %(approved_by)s::text, %(timeout)s::interval,
     %(max_attempts)s::int, %(always_notify)s::boolean);
 
+-- name: enqueue_now
+SELECT kappa.enqueue_now(%(kind)s::text, %(payload)s::jsonb, %(priority)s::smallint, %(submitted_by)s::text,
+                         %(timeout)s::interval, %(max_attempts)s::int);
+
 -- name: enqueued_before
 SELECT id FROM kappa.jobs
  WHERE dedup_key = %(dedup_key)s::text
@@ -28,7 +32,8 @@ SELECT pg_notify('kappa_due', extract(epoch FROM %(run_at)s::timestamptz)::text)
 
 -- name: claim
 SELECT * FROM kappa.claim(%(lane)s::text, %(owner)s::text, %(capacity)s::int, %(kinds)s::text[],
-                          %(floor_rank)s::int, %(floor_id)s::bigint, %(floor_token)s::bigint);
+                          %(floor_rank)s::int, %(floor_id)s::bigint, %(floor_token)s::bigint,
+                          %(ids)s::bigint[], %(tokens)s::bigint[]);
 
 -- name: mark_started
 SELECT * FROM kappa.mark_started(%(ids)s::bigint[], %(tokens)s::bigint[]);

@@ -1,0 +1,192 @@
+"""Busy lanes: tasks that short handlers share, and settlements that go along with the next claim."""
+
+import asyncio
+from collections.abc import Iterator
+from contextvars import ContextVar
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from kappa.engine import AsyncJobContext, Client, Engine, Executor, JobState, Lane, WorkerConfig
+from kappa.engine.store import jobs
+from kappa.engine.testing import Heard, drain, working
+from kappa.pg.ops import run
+from tests.engine.hands import Connection, put, see, take
+from tests.engine.site import HOUR_MS, Site, seen
+from tests.engine.work import LANE
+
+FOLLOWER = WorkerConfig(lead=False, grace=timedelta(seconds=5), start_mark_after=timedelta(hours=1))
+WAITING_FOR_LANE = "SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
+
+
+@pytest.fixture
+def site(url: str) -> Iterator[Site]:
+    made = Site(url)
+    yield made
+    made.close()
+
+
+def lane(engine: Engine, *kinds: str, slots: int) -> None:
+    engine.lane(Lane(LANE, kinds=kinds, max_slots=slots, poll_interval_ms=HOUR_MS, executor=Executor.ASYNC))
+    engine.install()
+
+
+# In the store
+
+
+def test_what_is_done_leaves_its_slots_to_what_is_claimed_with_it(connection: Connection) -> None:
+    for _ in range(3):
+        put(connection)
+    done = take(connection)
+    assert len(done) == 2
+    held = [(job.id, job.token) for job in done]
+    claimed, lost = run(connection, jobs.exchange(held, "interactive", "one", 10))
+    assert (len(claimed), lost) == (1, set())
+    assert {see(connection, job.id).state for job in done} == {JobState.SUCCEEDED}
+
+
+def test_an_exchange_tells_what_was_no_longer_the_callers_and_claims_all_the_same(connection: Connection) -> None:
+    put(connection, max_attempts=3)
+    put(connection)
+    stale, mine = take(connection, capacity=2)
+    run(connection, jobs.release([(stale.id, stale.token)]))
+    (adopted,) = take(connection, owner="two", capacity=1)
+    assert adopted.id == stale.id
+    queued = put(connection)
+    held = [(stale.id, stale.token), (mine.id, mine.token)]
+    claimed, lost = run(connection, jobs.exchange(held, "interactive", "one", 10))
+    assert lost == {stale.id}
+    assert [job.id for job in claimed] == [queued]
+    assert see(connection, stale.id).state is JobState.RUNNING
+    assert see(connection, mine.id).state is JobState.SUCCEEDED
+
+
+def test_an_exchange_of_nothing_but_lost_jobs_claims_nothing_where_nothing_waits(connection: Connection) -> None:
+    claimed, lost = run(connection, jobs.exchange([(7, 7), (8, 8)], "interactive", "one", 10))
+    assert (claimed, lost) == ([], {7, 8})
+
+
+# In a worker
+
+
+async def test_a_busy_lane_settles_and_claims_in_one_commit(engine: Engine, client: Client, site: Site) -> None:
+    go = asyncio.Event()
+    began = asyncio.Event()
+
+    @engine.job("step", idempotent=True)
+    async def step(ctx: AsyncJobContext, last: bool) -> None:
+        if last:
+            began.set()
+            await go.wait()
+
+    lane(engine, "step", slots=1)
+    first, second = client.enqueue("step", False), client.enqueue("step", True)
+    async with working(engine, FOLLOWER):
+        await asyncio.wait_for(began.wait(), 30)
+        settled_by = site.rows("SELECT xmin::text FROM kappa.finished_jobs WHERE id = %s", first.id)
+        assert site.rows("SELECT xmin::text FROM kappa.jobs WHERE id = %s", second.id) == settled_by
+        go.set()
+    assert client.show(second.id).state is JobState.SUCCEEDED
+
+
+async def test_what_is_done_while_the_next_claim_fails_is_settled_once(
+    engine: Engine, client: Client, heard: Heard, site: Site
+) -> None:
+    ran: list[int] = []
+    gate = asyncio.Event()
+
+    @engine.job("step", idempotent=True)
+    async def step(ctx: AsyncJobContext) -> None:
+        ran.append(ctx.job_id)
+        await gate.wait()
+
+    lane(engine, "step", slots=1)
+    made = [client.enqueue("step").id for _ in range(3)]
+    async with working(engine, FOLLOWER):
+        await seen(lambda: ran == made[:1])
+        site.do("SELECT pg_advisory_lock(1262568289, hashtext(%s))", LANE)
+        gate.set()
+        # The first job is done; its settlement is under way together with the claim of the second.
+        await seen(lambda: site.rows(WAITING_FOR_LANE), what="an exchange that waits for the lane")
+        site.do("SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted")
+        await seen(lambda: client.show(made[0]).state is JobState.SUCCEEDED, what="the settlement by itself")
+        site.do("SELECT pg_advisory_unlock(1262568289, hashtext(%s))", LANE)
+        await heard.until("settled", 3)
+    assert ran == made
+    assert heard.all("lease_lost") == []
+
+
+async def test_a_worker_that_is_stopped_in_the_middle_of_a_rush_leaves_nothing_unsettled(
+    engine: Engine, client: Client, site: Site
+) -> None:
+    ran = 0
+
+    @engine.job("step", idempotent=True)
+    async def step(ctx: AsyncJobContext) -> None:
+        nonlocal ran
+        ran += 1
+        if ran == 500:
+            worker.stop()
+
+    lane(engine, "step", slots=100)
+    client.enqueue_many("step", [None] * 2000)
+    async with working(engine, replace(FOLLOWER, claim_batch=50)) as worker:
+        await seen(lambda: ran >= 500)
+    assert site.rows("SELECT count(*) FROM kappa.jobs WHERE state = 'running'") == [0]
+    assert site.rows("SELECT count(*) FROM kappa.finished_jobs") == [ran]
+
+
+# Tasks
+
+
+async def test_short_handlers_share_a_task_and_nothing_else(engine: Engine, client: Client) -> None:
+    colour: ContextVar[str] = ContextVar("colour", default="none")
+    saw: list[tuple[str, object]] = []
+
+    @engine.job("paint", idempotent=True)
+    async def paint(ctx: AsyncJobContext, new: str) -> None:
+        saw.append((colour.get(), asyncio.current_task()))
+        if new:
+            colour.set(new)
+
+    lane(engine, "paint", slots=100)
+    client.enqueue_many("paint", ["", "", "red", "", ""])
+    await drain(engine, FOLLOWER)
+    assert [before for before, _ in saw] == ["none"] * 5
+    tasks = [task for _, task in saw]
+    assert tasks[0] is tasks[1] is tasks[2]
+    assert tasks[3] is tasks[4]
+    assert tasks[2] is not tasks[3]
+
+
+async def test_a_handler_that_waits_holds_up_none_of_those_behind_it(engine: Engine, client: Client) -> None:
+    last_ran = asyncio.Event()
+    order: list[int] = []
+
+    @engine.job("wait", idempotent=True)
+    async def wait(ctx: AsyncJobContext, number: int) -> None:
+        if number == 4:
+            last_ran.set()
+        elif number < 3:
+            await last_ran.wait()
+        order.append(number)
+
+    lane(engine, "wait", slots=100)
+    client.enqueue_many("wait", range(5))
+    await drain(engine, FOLLOWER)
+    assert order[:2] == [3, 4]
+    assert sorted(order) == [0, 1, 2, 3, 4]
+
+
+async def test_a_handler_that_ran_out_of_time_takes_no_other_with_it(engine: Engine, client: Client) -> None:
+    @engine.job("hang", timeout=timedelta(milliseconds=50))
+    async def hang(ctx: AsyncJobContext, long: bool) -> None:
+        if long:
+            await asyncio.Event().wait()
+
+    lane(engine, "hang", slots=100)
+    made = [client.enqueue("hang", long).id for long in (False, True, False, True, False)]
+    await drain(engine, FOLLOWER)
+    states = [client.show(job).state.value for job in made]
+    assert states == ["succeeded", "timed_out", "succeeded", "timed_out", "succeeded"]

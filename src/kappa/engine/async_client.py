@@ -74,7 +74,8 @@ class AsyncClient:
     ) -> Enqueued:
         """Put one job in. With a `dedup_key` that a live job has, that job is given back as `existing`.
 
-        A kind that asks for approval waits for it, unless `auto_approve` says who approved beforehand.
+        A kind that asks for approval waits for it, unless `auto_approve` says who approved beforehand or `submitted_by`
+        is among those whose jobs need none.
         """
         new = self._new_job(
             kind, payload, priority, dedup_key, timeout, max_attempts, auto_approve, submitted_by, retry_of,
@@ -146,6 +147,16 @@ class AsyncClient:
         async with self._session(connection) as session:
             if not await run_async(session, jobs.approve(job_id, by)):
                 await self._refuse(session, job_id, "queued by an approval")
+
+    async def auto_approve(self, submitter: str, *, enabled: bool = True) -> None:
+        """Let what somebody submits from now on need no approval by others, or need it again."""
+        if not submitter:
+            raise EngineError("a submitter has a name: an empty one can't approve its own jobs")
+        await self._do(jobs.auto_approve(submitter, enabled=enabled))
+
+    async def auto_approved(self) -> list[str]:
+        """Whose jobs need no approval by others."""
+        return await self._do(jobs.auto_approved())
 
     async def reject(self, job_id: int, *, connection: AsyncConnection[Row] | None = None) -> None:
         """End a job that awaits approval as cancelled, with the reason `rejected`."""

@@ -70,7 +70,8 @@ class Client:
     ) -> Enqueued:
         """Put one job in. With a `dedup_key` that a live job has, that job is given back as `existing`.
 
-        A kind that asks for approval waits for it, unless `auto_approve` says who approved beforehand.
+        A kind that asks for approval waits for it, unless `auto_approve` says who approved beforehand or `submitted_by`
+        is among those whose jobs need none.
         """
         new = self._new_job(
             kind, payload, priority, dedup_key, timeout, max_attempts, auto_approve, submitted_by, retry_of,
@@ -142,6 +143,16 @@ class Client:
         with self._session(connection) as session:
             if not run(session, jobs.approve(job_id, by)):
                 self._refuse(session, job_id, "queued by an approval")
+
+    def auto_approve(self, submitter: str, *, enabled: bool = True) -> None:
+        """Let what somebody submits from now on need no approval by others, or need it again."""
+        if not submitter:
+            raise EngineError("a submitter has a name: an empty one can't approve its own jobs")
+        self._do(jobs.auto_approve(submitter, enabled=enabled))
+
+    def auto_approved(self) -> list[str]:
+        """Whose jobs need no approval by others."""
+        return self._do(jobs.auto_approved())
 
     def reject(self, job_id: int, *, connection: Connection[Row] | None = None) -> None:
         """End a job that awaits approval as cancelled, with the reason `rejected`."""

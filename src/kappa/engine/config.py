@@ -1,10 +1,18 @@
 """The numbers of a worker, with their defaults."""
 
+import os
 from dataclasses import dataclass, field
 from datetime import timedelta
 
 from kappa.engine.model import MAX_LANE_SLOTS
 from kappa.pg import Bounds
+
+
+def cores() -> int:
+    """The cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +27,11 @@ class WorkerConfig:
     """How long running jobs may go on after the worker was told to stop."""
     pool: Bounds = field(default_factory=lambda: Bounds(1, 10))
     """Connections of the pool `queue`: for the worker itself and for the handlers' transactions."""
-    claim_batch: int = 500
+    processes: int = field(default_factory=cores)
+    """Handlers in child processes at once, of each lane here; as many as there are cores."""
+    job_threads: int = 32
+    """MAX_CONCURRENT_THREADS: what all jobs together may start in `ctx.threads`, beside the threads they run in."""
+    claim_batch: int = 250
     """How many jobs one claim takes at most."""
     progress_every: timedelta = timedelta(milliseconds=250)
     start_mark_after: timedelta = timedelta(milliseconds=20)

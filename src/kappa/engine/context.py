@@ -18,6 +18,7 @@ from pydantic_core import to_json
 from kappa.engine.errors import JobCancelled, JobFailed, LeaseLost
 from kappa.engine.model import Claimed, JobState
 from kappa.engine.registry import Handler
+from kappa.engine.threads import BoundedThreads
 from kappa.pg.queries import Row
 
 T = TypeVar("T")
@@ -37,6 +38,7 @@ class Running:
         "held",
         "lane",
         "lost",
+        "lost_told",
         "progress",
         "spawned",
         "stack",
@@ -53,6 +55,7 @@ class Running:
         self.handler = handler
         self.lane = lane
         self.lost = False
+        self.lost_told = False
         self.timed_out = False
         self.finished = False
         self.started = claimed.started
@@ -77,6 +80,8 @@ class Running:
 class Office(Protocol):
     """What contexts ask of the worker they run in."""
 
+    threads: BoundedThreads
+
     def report_progress(self, running: Running) -> None: ...
     async def save_checkpoint(self, running: Running, value: str) -> bool: ...
     async def read_checkpoint(self, running: Running) -> list[Any]: ...
@@ -90,6 +95,12 @@ class _Facts:
     """What both contexts tell without asking anybody."""
 
     _running: Running
+    _office: Office
+
+    @property
+    def threads(self) -> BoundedThreads:
+        """An executor for what a handler does beside itself. All jobs of a worker share its threads (32)."""
+        return self._office.threads
 
     @property
     def job_id(self) -> int:

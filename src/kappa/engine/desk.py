@@ -142,6 +142,9 @@ class Desk:
 
     def lose(self, running: Running) -> None:
         running.lost = True
+        if running.lost_told:
+            return
+        running.lost_told = True
         self._signals.emit("lease_lost", job=running.claimed.id, kind=running.claimed.kind, lane=running.lane)
         log.warning("job %d: the lease is lost", running.claimed.id)
 

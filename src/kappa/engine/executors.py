@@ -161,8 +161,7 @@ class Executors:
     async def _give_up(self, running: Running) -> None:
         if running.connection is not None and self._office.has_transaction(running):
             await self._office.end_transaction(running, None)
-        if not running.lost:
-            self._desk.lose(running)
+        self._desk.lose(running)
         self._desk.forget(running)
 
     async def _in_thread(self, running: Running, call: Callable[[Running], Finish | PutBack | None]) -> None:
@@ -172,6 +171,7 @@ class Executors:
         if isinstance(outcome, (Finish, PutBack)):
             self._desk.settle(running, outcome)
         elif running.lost:
+            self._desk.lose(running)
             self._desk.forget(running)
         else:
             self._desk.committed(running)

@@ -16,7 +16,7 @@ import psycopg
 from kappa.engine.config import WorkerConfig
 from kappa.engine.context import Running
 from kappa.engine.desk import Desk
-from kappa.engine.model import Claimed, Lane
+from kappa.engine.model import Claimed, Executor, Lane
 from kappa.engine.registry import Registry
 from kappa.engine.signals import Signals
 from kappa.engine.store import jobs, lanes
@@ -135,10 +135,13 @@ class LaneRunner:
     @property
     def room(self) -> int:
         """How many more jobs can run here. A parent that waits for its children takes no room."""
+        limit = self.lane.max_slots
+        if self.lane.executor is Executor.PROCESS:
+            limit = min(limit, self._config.processes)
         busy = len(self._taken)
-        if busy >= self.lane.max_slots:
+        if busy >= limit:
             busy = sum(not running.waiting for running in self._taken)
-        return self.lane.max_slots - busy
+        return limit - busy
 
     @property
     def idle(self) -> bool:

@@ -14,6 +14,7 @@ from kappa.engine.model import JobState
 from kappa.engine.registry import Registry
 from kappa.engine.store import jobs
 from kappa.engine.store.jobs import Finish, NewJob
+from kappa.engine.threads import BoundedThreads
 from kappa.engine.waiting import happens
 from kappa.pg import AsyncPool, Pool
 from kappa.pg.ops import run, run_async
@@ -26,7 +27,16 @@ TRY_FOR_SLOT = 0.1
 class WorkerOffice:
     """The office of one worker."""
 
-    def __init__(self, pool: AsyncPool, handlers: AsyncPool, blocking: Pool, registry: Registry, desk: Desk) -> None:
+    def __init__(
+        self,
+        pool: AsyncPool,
+        handlers: AsyncPool,
+        blocking: Pool,
+        registry: Registry,
+        desk: Desk,
+        threads: BoundedThreads,
+    ) -> None:
+        self.threads = threads
         self._pool = pool
         self._handlers = handlers
         self._blocking = blocking

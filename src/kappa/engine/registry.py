@@ -180,6 +180,8 @@ def _plain_result(hint: Any) -> Any:
     """The result's type without the outcomes that may stand beside it: `Report | Retry` is `Report`."""
     from kappa.engine.model import Cancel, Retry, Snooze
 
+    if hint in (typing.NoReturn, typing.Never):
+        return None
     members = typing.get_args(hint)
     outcomes = (Retry, Snooze, Cancel)
     if not members or not any(member in outcomes for member in members):

@@ -1,4 +1,4 @@
-"""Threads for handlers that block.
+"""Threads for handlers that block, and for what handlers do beside themselves.
 
 There is always a thread for a job that was claimed: slots bound how many run, and a parent that waits for its
 children keeps its thread while others run. So the number of threads isn't capped here, only how many idle ones stay.
@@ -7,10 +7,12 @@ children keeps its thread while others run. So the number of threads isn't cappe
 import asyncio
 import threading
 from collections.abc import Callable
+from concurrent.futures import Executor, Future
 from queue import SimpleQueue
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 _Work = tuple[Callable[[], Any], "asyncio.Future[Any]"]
 
@@ -67,3 +69,54 @@ class Threads:
 
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(deliver)
+
+
+class BoundedThreads(Executor):
+    """At most so many daemon threads for all who submit; more work waits for one of them.
+
+    Not a `ThreadPoolExecutor`, whose threads keep the process from ending for as long as one of them hangs.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._made = 0
+        self._idle = 0
+        self._closed = False
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> "Future[T]":
+        future: Future[T] = Future()
+
+        def work() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
+            try:
+                future.set_result(fn(*args, **kwargs))
+            except BaseException as error:
+                future.set_exception(error)
+
+        with self._lock:
+            if self._closed:
+                raise RuntimeError("the worker has ended: no thread for its jobs any more")
+            if self._idle:
+                self._idle -= 1
+            elif self._made < self._most:
+                self._made += 1
+                threading.Thread(target=self._serve, name=f"kappa-beside-{self._made}", daemon=True).start()
+            self._work.put(work)
+        return future
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Let the threads end when they have done what was submitted. Nobody is waited for."""
+        with self._lock:
+            self._closed = True
+            for _ in range(self._made):
+                self._work.put(None)
+
+    def _serve(self) -> None:
+        while (work := self._work.get()) is not None:
+            work()
+            del work
+            with self._lock:
+                self._idle += self._work.empty()

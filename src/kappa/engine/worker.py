@@ -34,7 +34,7 @@ from kappa.engine.registry import Registry
 from kappa.engine.runners.process import Children
 from kappa.engine.signals import Signals
 from kappa.engine.store import lanes
-from kappa.engine.threads import Threads
+from kappa.engine.threads import BoundedThreads, Threads
 from kappa.engine.waiting import happens
 from kappa.pg import AsyncPool, Bounds, Database, Listening, Notification, PgError, Pool, listen
 from kappa.pg.ops import run_async
@@ -110,11 +110,13 @@ class Worker:
         stack.callback(blocking.close)
         await asyncio.to_thread(blocking.open)
         self._desk = Desk(self._pool, self.config, self.signals, self._done, self._carry)
-        self._office = WorkerOffice(self._pool, loop_pool, blocking, self._registry, self._desk)
+        beside = BoundedThreads(self.config.job_threads)
+        stack.callback(beside.shutdown)
+        self._office = WorkerOffice(self._pool, loop_pool, blocking, self._registry, self._desk, beside)
         await self._find_lanes()
         threads = Threads(kept_threads(len(self._lanes)))
         stack.callback(threads.close)
-        children = Children(self._database.url)
+        children = Children(self._database.url, self.config.job_threads)
         stack.callback(children.close)
         self._executors = Executors(self._desk, self._office, threads, children)
         services = all_services(self._registry, self.signals)

@@ -10,6 +10,11 @@ CREATE TABLE kappa.engine_settings (
 );
 INSERT INTO kappa.engine_settings DEFAULT VALUES;
 
+-- Submitters whose jobs need no approval by others.
+CREATE TABLE kappa.auto_approved (
+    submitter text PRIMARY KEY CHECK (submitter <> '')
+);
+
 CREATE TABLE kappa.lanes (
     name             text        PRIMARY KEY CHECK (name ~ '^[a-z][a-z0-9_-]{0,62}$'),
     kinds            text[]      NOT NULL DEFAULT '{}',

@@ -299,6 +299,10 @@ BEGIN
     IF home IS NULL THEN
         RETURN NULL;
     END IF;
+    IF approval AND EXISTS (SELECT FROM kappa.auto_approved AS a WHERE a.submitter = submitted_by) THEN
+        approval := false;
+        approved_by := submitted_by;
+    END IF;
     IF approval THEN
         first_state := 'awaiting_approval';
         SELECT now() + s.approval_wait INTO expiry FROM kappa.engine_settings AS s;

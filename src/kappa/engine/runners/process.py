@@ -12,6 +12,7 @@ import threading
 import traceback
 from collections.abc import Generator
 from contextlib import contextmanager
+from functools import cache
 from multiprocessing.connection import Connection as PipeEnd
 from multiprocessing.context import SpawnProcess
 from typing import TYPE_CHECKING, Any, cast
@@ -25,6 +26,7 @@ from kappa.engine.errors import EngineError, JobFailed, LeaseLost
 from kappa.engine.model import JobState
 from kappa.engine.store import jobs
 from kappa.engine.store.jobs import Finish
+from kappa.engine.threads import BoundedThreads
 from kappa.pg.ops import run
 from kappa.pg.queries import Row
 
@@ -36,6 +38,8 @@ else:
 # What a child may ask of its job's context.
 QUESTIONS = ("progress", "checkpoint", "last_checkpoint", "spawn", "gather", "raise_if_cancelled")
 
+
+_child_threads = cache(BoundedThreads)
 
 COMMITTED = object()
 """What `call` gives for a handler whose own transaction settled its job."""
@@ -51,6 +55,7 @@ class ChildContext:
     def __init__(self, pipe: Pipe, facts: dict[str, Any]) -> None:
         self._pipe = pipe
         self._url: str = facts["url"]
+        self._job_threads: int = facts["job_threads"]
         self._connection: Connection[Row] | None = None
         self.job_id: int = facts["job_id"]
         self.kind: str = facts["kind"]
@@ -72,6 +77,11 @@ class ChildContext:
     @property
     def lease_lost(self) -> bool:
         return self._ask("lease_lost")
+
+    @property
+    def threads(self) -> BoundedThreads:
+        """As in a thread, and the child's own."""
+        return _child_threads(self._job_threads)
 
     def raise_if_cancelled(self) -> None:
         self._ask("raise_if_cancelled")
@@ -125,8 +135,9 @@ class ChildContext:
 class Children:
     """The child processes of one worker."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, job_threads: int) -> None:
         self._url = url
+        self._job_threads = job_threads
         self._context = multiprocessing.get_context("spawn")
         self._idle: list[tuple[SpawnProcess, Pipe]] = []
         self._busy: dict[tuple[int, int], SpawnProcess] = {}
@@ -137,7 +148,7 @@ class Children:
         process, pipe = self._take(running)
         try:
             facts = {name: getattr(context, name) for name in ("job_id", "kind", "lane", "attempt", "max_attempts")}
-            facts["url"] = self._url
+            facts |= {"url": self._url, "job_threads": self._job_threads}
             handler = running.handler
             payload = handler.load_payload(running.claimed.payload) if handler.takes_payload else None
             pipe.send((handler.function, handler.takes_payload, payload, facts))

@@ -39,6 +39,9 @@ HOLD = sql["hold"]
 CHILDREN = sql["children"]
 CHILD = sql["child"]
 APPROVE = sql["approve"]
+AUTO_APPROVE = sql["auto_approve"]
+ASK_FOR_APPROVAL = sql["ask_for_approval"]
+AUTO_APPROVED = sql["auto_approved"]
 CANCEL_BEFORE_START = sql["cancel_before_start"]
 REQUEST_CANCEL = sql["request_cancel"]
 PRIORITISE = sql["prioritise"]
@@ -309,6 +312,14 @@ def child(parent_id: int, spawn_key: str) -> Op[int | None]:
 
 def approve(job_id: int, by: str, now: datetime | None = None) -> Op[bool]:
     return Op(APPROVE, {"id": job_id, "by": by, "now": now}, _any)
+
+
+def auto_approve(submitter: str, *, enabled: bool) -> Op[None]:
+    return Op(AUTO_APPROVE if enabled else ASK_FOR_APPROVAL, {"submitter": submitter}, nothing)
+
+
+def auto_approved() -> Op[list[str]]:
+    return Op(AUTO_APPROVED, {}, lambda rows: [row[0] for row in rows])
 
 
 def cancel_before_start(job_id: int, states: Sequence[JobState], reason: str) -> Op[bool]:

@@ -100,6 +100,15 @@ WITH moved AS (
 )
 SELECT id, pg_notify('kappa_wake', lane) FROM moved;
 
+-- name: auto_approve
+INSERT INTO kappa.auto_approved (submitter) VALUES (%(submitter)s) ON CONFLICT DO NOTHING;
+
+-- name: ask_for_approval
+DELETE FROM kappa.auto_approved WHERE submitter = %(submitter)s;
+
+-- name: auto_approved
+SELECT submitter FROM kappa.auto_approved ORDER BY submitter;
+
 -- name: cancel_before_start
 WITH done AS (
     DELETE FROM kappa.jobs

@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
@@ -92,6 +93,17 @@ def connection(url: str) -> Iterator[psycopg.Connection[tuple[object, ...]]]:
 def home(tmp_path: Path) -> Path:
     """A Kappa home that doesn't exist yet."""
     return tmp_path / "home"
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Where tests are spread over processes, each tells the first one what it could not test."""
+    if (output := getattr(session.config, "workeroutput", None)) is not None:
+        output["missing_parts"] = dict(ground.missing_parts)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    ground.missing_parts.update(getattr(node, "workeroutput", {}).get("missing_parts", {}))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

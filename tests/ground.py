@@ -6,6 +6,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Self, TypeVar
@@ -17,7 +18,7 @@ T = TypeVar("T")
 PATIENCE = 30.0
 REQUIRE_ALL = "KAPPA_TEST_REQUIRE_ALL"
 
-missing_parts: dict[str, int] = {}
+missing_parts: Counter[str] = Counter()
 
 
 def eventually(look: Callable[[], T], *, within: float = PATIENCE, what: str = "") -> T:
@@ -43,7 +44,7 @@ def require_program(name: str) -> str:
 
 def lacking(part: str) -> str:
     """Give the test up, loudly: counted and listed at the end, and a failure where everything must be there."""
-    missing_parts[part] = missing_parts.get(part, 0) + 1
+    missing_parts[part] += 1
     if os.environ.get(REQUIRE_ALL):
         pytest.fail(f"{part} is not there, and {REQUIRE_ALL} says that it must be")
     pytest.skip(f"NOT TESTED: {part} is not there (make test-packages installs it)")

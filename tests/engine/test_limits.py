@@ -1,6 +1,7 @@
 """What a worker gives its jobs at most, and whose jobs need nobody's approval."""
 
 import asyncio
+import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -8,6 +9,7 @@ from datetime import timedelta
 from typing import NoReturn
 
 import pytest
+import uvloop
 
 from kappa.engine import (
     AsyncJobContext,
@@ -22,6 +24,7 @@ from kappa.engine import (
     WorkerConfig,
 )
 from kappa.engine.config import cores
+from kappa.engine.loops import loop_factory
 from kappa.engine.testing import Heard, drain, working
 from kappa.engine.threads import BoundedThreads
 from tests.engine import work
@@ -200,3 +203,11 @@ async def test_a_lease_that_the_handler_finds_lost_is_told_of_once(
         client.edit_lane(LANE, poll_interval_ms=10)
         await seen(lambda: client.show(made.id).state is JobState.SUCCEEDED)
     assert len(heard.all("lease_lost", job=made.id)) == 1
+
+
+def test_a_worker_process_uses_uvloop_where_it_is_installed_and_the_standard_loop_where_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert loop_factory() is uvloop.new_event_loop
+    monkeypatch.setitem(sys.modules, "uvloop", None)
+    assert loop_factory() is asyncio.new_event_loop

@@ -11,6 +11,7 @@ import psycopg
 from protocol import Tally, attend, pulse, say
 
 from kappa.engine import Engine, Executor, JobContext, Lane, WorkerConfig
+from kappa.engine.loops import loop_factory
 
 KIND = os.environ.get("KAPPA_BENCH_KIND", "noop")
 SLOTS = 1000
@@ -87,7 +88,8 @@ def main() -> None:
             with engine_at(url).client() as client:
                 pulse(connection, lambda: client.enqueue(KIND, connection=connection))
         case "work":
-            asyncio.run(work(url, json.loads(rest[0])))
+            with asyncio.Runner(loop_factory=loop_factory()) as runner:  # as Engine.run does
+                runner.run(work(url, json.loads(rest[0])))
         case _:
             sys.exit(f"unknown command {command}")
 

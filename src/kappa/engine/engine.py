@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from kappa.engine.async_client import AsyncClient
 from kappa.engine.client import Client
 from kappa.engine.config import WorkerConfig
+from kappa.engine.loops import loop_factory
 from kappa.engine.model import Lane
 from kappa.engine.registry import Registry
 from kappa.engine.signals import Signals
@@ -77,9 +78,10 @@ class Engine:
         return Worker(self.database, self.registry, config, self.signals)
 
     def run(self, config: WorkerConfig | None = None) -> None:
-        """Work until SIGTERM or ctrl-C, then drain."""
+        """Work until SIGTERM or ctrl-C, then drain. On uvloop where it is installed."""
 
         async def work() -> None:
             await run_until_signal(self.worker(config))
 
-        asyncio.run(work())
+        with asyncio.Runner(loop_factory=loop_factory()) as runner:
+            runner.run(work())

@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 LOCK := requirements/dev.lock
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check bench generate format lock lock-bench test-packages clean
+.PHONY: help setup demo test check bench chaos generate format lock lock-bench test-packages clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1|\2/' | \
@@ -28,7 +28,7 @@ demo: $(READY) ## start the embedded server, migrate, show what was found, stop
 	@$(BIN)/kg demo
 
 test: check ## every check and every test
-	$(BIN)/pytest $(ARGS)
+	$(BIN)/pytest --numprocesses=2 --dist=loadfile $(ARGS)
 
 check: $(READY) ## lint, format, types, import contracts
 	$(BIN)/ruff check
@@ -38,6 +38,9 @@ check: $(READY) ## lint, format, types, import contracts
 
 bench: $(READY) ## the benchmarks, each beside its peer or limit
 	$(BIN)/python -m benchmarks $(ARGS)
+
+chaos: $(READY) ## faults on purpose: SEED=… repeats a run, MINUTES=… says how long (else 10,000 jobs, 200 faults)
+	$(BIN)/python -m tests.chaos $(if $(SEED),--seed $(SEED)) $(if $(MINUTES),--minutes $(MINUTES)) $(ARGS)
 
 generate: $(READY) ## make the blocking client out of the async one
 	$(BIN)/python tools/unasync.py
@@ -57,7 +60,7 @@ lock-bench: ## the same for the peers that benchmarks run
 	  --custom-compile-command 'make lock-bench' requirements/bench.in -o requirements/bench.lock
 
 test-packages: ## what only tests need, from apt (as root)
-	@for p in pgbouncer; do command -v $$p >/dev/null || missing="$$missing $$p"; done; \
+	@for p in pgbouncer faketime; do command -v $$p >/dev/null || missing="$$missing $$p"; done; \
 	 [ -z "$$missing" ] || { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$missing; }
 
 clean: ## remove .venv and caches

@@ -5,11 +5,14 @@ from collections.abc import Iterator
 from contextvars import ContextVar
 from dataclasses import replace
 from datetime import timedelta
+from typing import Any, NoReturn
 
+import psycopg
 import pytest
 
-from kappa.engine import AsyncJobContext, Client, Engine, Executor, JobState, Lane, WorkerConfig
+from kappa.engine import AsyncJobContext, Client, Engine, Executor, JobContext, JobFailed, JobState, Lane, WorkerConfig
 from kappa.engine.store import jobs
+from kappa.engine.store.jobs import Finish, PutBack
 from kappa.engine.testing import Heard, drain, working
 from kappa.pg.ops import run
 from tests.engine.hands import Connection, put, see, take
@@ -135,6 +138,49 @@ async def test_a_worker_that_is_stopped_in_the_middle_of_a_rush_leaves_nothing_u
         await seen(lambda: ran >= 500)
     assert site.rows("SELECT count(*) FROM kappa.jobs WHERE state = 'running'") == [0]
     assert site.rows("SELECT count(*) FROM kappa.finished_jobs") == [ran]
+
+
+@pytest.mark.parametrize("executor", [Executor.THREAD, Executor.ASYNC])
+async def test_a_handler_that_fails_after_its_transaction_broke_is_settled_all_the_same(
+    engine: Engine, client: Client, site: Site, executor: Executor
+) -> None:
+    def cut(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> NoReturn:
+        site.do("SELECT pg_terminate_backend(%s, 5000)", connection.info.backend_pid)
+        raise JobFailed("the line was cut", retry=False)
+
+    if executor is Executor.THREAD:
+
+        @engine.job("step")
+        def in_thread(ctx: JobContext) -> None:
+            with ctx.transaction() as connection:
+                cut(connection)
+    else:
+
+        @engine.job("step")
+        async def on_loop(ctx: AsyncJobContext) -> None:
+            async with ctx.transaction() as connection:
+                cut(connection)
+
+    engine.lane(Lane(LANE, kinds=("step",), max_slots=1, poll_interval_ms=HOUR_MS, executor=executor))
+    engine.install()
+    made = [client.enqueue("step").id for _ in range(2)]
+    async with working(engine, FOLLOWER):
+        await seen(lambda: all(client.show(job).state is JobState.FAILED for job in made), what="both jobs' ends")
+
+
+def test_batches_of_one_worker_lock_their_rows_in_one_order() -> None:
+    held = [(3, 30), (1, 10), (2, 20)]
+    for op in (
+        jobs.settle_succeeded(held),
+        jobs.mark_started(held),
+        jobs.renew(held),
+        jobs.release(held),
+        jobs.exchange(held, LANE, "me", 1),
+        jobs.settle([Finish(*one, JobState.FAILED) for one in held]),
+        jobs.put_back([PutBack(*one) for one in held]),
+    ):
+        assert (op.params["ids"], op.params["tokens"]) == ("{1,2,3}", "{10,20,30}")
+    assert jobs.progress([(*one, 1, 2, "") for one in held]).params["ids"] == [1, 2, 3]
 
 
 # Tasks

@@ -1,7 +1,7 @@
 """What a worker does for its handlers' contexts: checkpoints, children, transactions of their own."""
 
 import asyncio
-from contextlib import AsyncExitStack, ExitStack
+from contextlib import AsyncExitStack, ExitStack, suppress
 from typing import Any
 
 import psycopg
@@ -119,7 +119,8 @@ class WorkerOffice:
         running.stack = None
         assert isinstance(stack, ExitStack)
         assert isinstance(connection, Connection)
-        with stack:
+        # A connection that broke can't undo anything, nor need it: psycopg then lets the wish for it through.
+        with suppress(psycopg.Rollback), stack:
             if outcome is not None and not running.lost and run(connection, jobs.settle([outcome])):
                 return True
             raise psycopg.Rollback
@@ -131,10 +132,11 @@ class WorkerOffice:
         running.stack = None
         assert isinstance(stack, AsyncExitStack)
         assert isinstance(connection, AsyncConnection)
-        async with stack:
-            if outcome is not None and not running.lost and await run_async(connection, jobs.settle([outcome])):
-                return True
-            raise psycopg.Rollback
+        with suppress(psycopg.Rollback):
+            async with stack:
+                if outcome is not None and not running.lost and await run_async(connection, jobs.settle([outcome])):
+                    return True
+                raise psycopg.Rollback
         return False
 
     def has_transaction(self, running: Running) -> bool:

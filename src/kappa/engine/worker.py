@@ -35,7 +35,7 @@ from kappa.engine.runners.process import Children
 from kappa.engine.signals import Signals
 from kappa.engine.store import lanes
 from kappa.engine.threads import BoundedThreads, Threads
-from kappa.engine.waiting import happens
+from kappa.engine.waiting import end, happens
 from kappa.pg import AsyncPool, Bounds, Database, Listening, Notification, PgError, Pool, listen
 from kappa.pg.ops import run_async
 
@@ -90,9 +90,7 @@ class Worker:
             finally:
                 stop.cancel()
                 await self._drain(tasks["lanes"])
-                for task in services:
-                    task.cancel()
-                await asyncio.gather(*services, return_exceptions=True)
+                await end(services)
                 await self._leave()
 
     async def _until_stopped(self) -> None:

@@ -97,7 +97,6 @@ AS $$
 DECLARE
     lane_row kappa.lanes;
     new_token bigint;
-    orphans int := 0;
     busy int;
     lowest bigint;
     taken int := 0;
@@ -138,15 +137,19 @@ BEGIN
         IF taken >= capacity THEN
             RETURN;
         END IF;
-        SELECT count(*) INTO orphans FROM kappa.jobs AS r
-         WHERE r.lane = lane_name AND r.state = 'running' AND r.lease_token IS NULL AND NOT r.waiting;
     END IF;
     IF NOT lane_row.enabled THEN
         RETURN;
     END IF;
 
     -- A parent that waits takes no slot now and one later: the floor must not rise above its token.
-    SELECT count(*) FILTER (WHERE NOT r.waiting), min(r.lease_token) INTO busy, lowest FROM kappa.jobs AS r
+    -- Orphans take slots too, and are counted in the same statement: a lease that is cleared between two of them would
+    -- be seen by neither.
+    SELECT count(*) FILTER (WHERE NOT r.waiting)
+           + (SELECT count(*) FROM kappa.jobs AS o
+               WHERE o.lane = lane_name AND o.state = 'running' AND o.lease_token IS NULL AND NOT o.waiting),
+           min(r.lease_token)
+      INTO busy, lowest FROM kappa.jobs AS r
      WHERE r.lane = lane_name AND r.state = 'running' AND r.lease_token >= floor_token;
 
     RETURN QUERY
@@ -158,7 +161,7 @@ BEGIN
                 WHERE q.lane = lane_name AND q.state = 'queued' AND ((-q.priority), q.id) > (floor_rank, floor_id)
                   AND (known_kinds IS NULL OR q.kind = ANY (known_kinds))
                 ORDER BY (-q.priority), q.id
-                LIMIT greatest(0, least(capacity - taken, lane_row.max_slots - busy - orphans))
+                LIMIT greatest(0, least(capacity - taken, lane_row.max_slots - busy))
                 FOR UPDATE SKIP LOCKED))
     RETURNING j.id, j.kind, j.payload::text, j.attempt, j.max_attempts, j.claims, j.lease_token, false, false,
               coalesce(date_part('epoch', j.timeout), usual),

@@ -6,6 +6,7 @@ Whatever an owner writes is guarded by id, state and lease token; what comes bac
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from operator import attrgetter, itemgetter
 from typing import Any
 
 from kappa.engine.model import Claimed, Job, JobState
@@ -100,6 +101,9 @@ class PutBack:
     started: bool = True
 
 
+_id = attrgetter("id")
+
+
 def _first(rows: list[Row]) -> Any:
     return rows[0][0] if rows else None
 
@@ -179,8 +183,7 @@ def exchange(
         "floor_rank": floor[0],
         "floor_id": floor[1],
         "floor_token": floor_token,
-        "ids": _array(job for job, _ in done) if done else None,
-        "tokens": _array(token for _, token in done) if done else None,
+        **(_arrays(done) if done else {"ids": None, "tokens": None}),
     }
     return Op(CLAIM, params, _exchanged, binary=True)
 
@@ -194,8 +197,17 @@ def _exchanged(rows: list[Row]) -> tuple[list[Claimed], set[int]]:
     return [Claimed._make(row) for row in rows[len(lost) :]], lost
 
 
+# A batch locks its rows in the order of its arrays. All are sorted by id, or two of one worker could wait for each
+# other.
+
+
 def _held(query: Query, held: Sequence[tuple[int, int]], read: Callable[[list[Row]], Any]) -> Op[Any]:
-    return Op(query, {"ids": _array(job for job, _ in held), "tokens": _array(token for _, token in held)}, read)
+    return Op(query, _arrays(held), read)
+
+
+def _arrays(held: Sequence[tuple[int, int]]) -> dict[str, str]:
+    held = sorted(held)
+    return {"ids": _array(job for job, _ in held), "tokens": _array(token for _, token in held)}
 
 
 def _array(numbers: Iterable[int]) -> str:
@@ -231,6 +243,7 @@ def settle_succeeded(held: Sequence[tuple[int, int]]) -> Op[set[int]]:
 
 
 def settle(finished: Sequence[Finish]) -> Op[set[int]]:
+    finished = sorted(finished, key=_id)
     params = {
         "ids": _array(one.id for one in finished),
         "tokens": _array(one.token for one in finished),
@@ -245,6 +258,7 @@ def settle(finished: Sequence[Finish]) -> Op[set[int]]:
 
 
 def put_back(jobs: Sequence[PutBack]) -> Op[set[int]]:
+    jobs = sorted(jobs, key=_id)
     params = {
         "ids": _array(one.id for one in jobs),
         "tokens": _array(one.token for one in jobs),
@@ -261,6 +275,7 @@ def progress(
     reports: Sequence[tuple[int, int, float | None, float | None, str | None]],
 ) -> Op[set[int]]:
     """Reports of (id, token, done, total, message)."""
+    reports = sorted(reports, key=itemgetter(0))
     columns: list[list[Any]] = [[report[at] for report in reports] for at in range(4)]
     columns.append([_kept(report[4]) for report in reports])
     names = ("ids", "tokens", "done", "total", "messages")

@@ -1,0 +1,34 @@
+"""`python -m tests.chaos [--seed N] [--minutes M | --jobs N --faults N]`: one run, and what came of it."""
+
+import argparse
+import functools
+import secrets
+import sys
+
+from tests.chaos.run import run
+
+SHOWN = 20
+
+say = functools.partial(print, flush=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
+    parser.add_argument("--seed", type=int, help="repeat the faults of an earlier run")
+    parser.add_argument("--minutes", type=float, help="make faults for so long")
+    parser.add_argument("--jobs", type=int, default=10_000, help="without --minutes: so many acknowledged jobs")
+    parser.add_argument("--faults", type=int, default=200, help="without --minutes: so many faults")
+    asked = parser.parse_args()
+    seed = secrets.randbelow(1_000_000) if asked.seed is None else asked.seed
+    say(f"seed {seed}")
+    report = run(seed, minutes=asked.minutes, jobs=asked.jobs, faults=asked.faults, say=say)
+    for violation in report.violations[:SHOWN]:
+        say(f"VIOLATION (seed {seed}) {violation}")
+    if len(report.violations) > SHOWN:
+        say(f"… and {len(report.violations) - SHOWN} more")
+    say(str(report))
+    return 1 if report.violations else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

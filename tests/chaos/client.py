@@ -1,0 +1,167 @@
+"""The client of a run: enqueues in every way there is, and keeps its own ledger of what was acknowledged.
+
+What it does follows from the seed. When a connection breaks on the way it can't know whether the job exists, says so in
+the ledger, and goes on.
+"""
+
+import random
+import threading
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import psycopg
+
+from kappa.engine import Client
+from kappa.pg import PgError
+from tests.chaos.handlers import Plan
+from tests.chaos.record import Entry, Fate
+
+KINDS = {
+    "loop_again": 40,
+    "loop_once": 28,
+    "thread_again": 10,
+    "thread_once": 8,
+    "process_again": 1,
+    "process_once": 1,
+    "loop_parent": 3,
+    "thread_parent": 1,
+}
+ENDS = {"ok": 86, "raise": 5, "retry": 4, "snooze": 4, "fail": 1}
+EFFECTS = {"both": 25, "inside": 15, "outside": 15, "none": 45}
+PAUSE = 0.02
+LOOK_AGAIN = 0.2
+
+
+class Ledger:
+    """What the client knows."""
+
+    def __init__(self) -> None:
+        self.entries: list[Entry] = []
+
+    def write(self, plans: list[Plan], fate: Fate, job: int | None = None, *, ordered: bool = False) -> None:
+        batch = len(self.entries) if len(plans) > 1 else None
+        self.entries += [Entry(plan.key, fate, job, batch, ordered) for plan in plans]
+
+
+class Enqueuer(threading.Thread):
+    """Enqueues as long as fewer than `backlog` jobs live, as far as it can see."""
+
+    def __init__(self, client: Client, url: str, seed: int, backlog: int) -> None:
+        super().__init__(name="chaos-client", daemon=True)
+        self.ledger = Ledger()
+        self.error: BaseException | None = None
+        self._client = client
+        self._url = url
+        self._random = random.Random(f"client {seed}")
+        self._backlog = backlog
+        self._room = 0
+        self._acknowledged = 0
+        self._made = 0
+        self._ending = threading.Event()
+
+    def stop(self) -> None:
+        self._ending.set()
+        self.join()
+        if self.error is not None:
+            raise self.error
+
+    @property
+    def acknowledged(self) -> int:
+        return self._acknowledged
+
+    def run(self) -> None:
+        ways = {
+            self._one: 50, self._many: 16, self._deduplicated: 10, self._ordered: 12, self._undone: 3, self._later: 12
+        }  # fmt: skip
+        try:
+            while not self._ending.is_set():
+                if self._room <= 0:
+                    self._look()
+                    continue
+                self._pick(ways)()
+        except BaseException as error:
+            self.error = error
+
+    def _look(self) -> None:
+        """See how many more there may be; when there is no room, or no answer, look again a little later."""
+        try:
+            self._room = self._backlog - sum(self._client.counts().values())
+        except (psycopg.Error, PgError):
+            self._room = 0
+        if self._room <= 0:
+            self._ending.wait(LOOK_AGAIN)
+
+    def _pick(self, weights: dict[Any, int]) -> Any:
+        return self._random.choices(list(weights), list(weights.values()))[0]
+
+    def _plan(self) -> tuple[str, Plan]:
+        self._made += 1
+        kind: str = self._pick(KINDS)
+        ends = [self._pick(ENDS) for _ in range(3)]
+        seconds = self._random.choice([0, 0, 0, 0, 0.02, 0.2] if kind != "loop_parent" else [0.01])
+        children = self._random.randint(1, 3) if "parent" in kind else 0
+        plan = Plan(key=f"j{self._made}", effects=self._pick(EFFECTS), ends=ends, seconds=seconds, children=children)
+        return kind, plan
+
+    def _enter(self, plans: list[Plan], send: Callable[[], Any], *, ordered: bool = False) -> None:
+        """Send, and write down what came of it."""
+        self._room -= len(plans)
+        try:
+            made = send()
+        except (psycopg.Error, PgError) as error:
+            if isinstance(error, psycopg.ProgrammingError | psycopg.DataError):
+                raise
+            self.ledger.write(plans, Fate.UNKNOWN, ordered=ordered)
+            self._ending.wait(PAUSE)
+            return
+        job = getattr(made, "id", None)
+        if getattr(made, "created", True):
+            self.ledger.write(plans, Fate.ACKNOWLEDGED, job, ordered=ordered)
+            self._acknowledged += len(plans)
+        else:
+            self.ledger.write(plans, Fate.EXISTING, job)
+
+    def _one(self) -> None:
+        kind, plan = self._plan()
+        priority = self._random.choice([0, 0, 0, 5, -5])
+        self._enter([plan], lambda: self._client.enqueue(kind, plan, priority=priority))
+
+    def _later(self) -> None:
+        kind, plan = self._plan()
+        delay = timedelta(seconds=self._random.uniform(0.05, 2))
+        self._enter([plan], lambda: self._client.enqueue(kind, plan, delay=delay))
+
+    def _deduplicated(self) -> None:
+        kind, plan = self._plan()
+        key = f"d{self._random.randint(1, 20)}"
+        self._enter([plan], lambda: self._client.enqueue(kind, plan, dedup_key=key))
+
+    def _many(self) -> None:
+        kind, _ = self._plan()
+        plans = [self._plan()[1] for _ in range(self._random.randint(2, 25))]
+        for plan in plans:
+            plan.children = 1 if "parent" in kind else 0
+        at = datetime.now(UTC) + timedelta(seconds=1) if self._random.random() < 0.2 else None
+        self._enter(plans, lambda: self._client.enqueue_many(kind, plans, at=at))
+
+    def _ordered(self) -> None:
+        """In the client's own transaction, together with a row of its own."""
+        kind, plan = self._plan()
+
+        def send() -> Any:
+            with psycopg.connect(self._url, connect_timeout=5) as connection:
+                connection.execute("INSERT INTO chaos_orders (key) VALUES (%s)", [plan.key])
+                return self._client.enqueue(kind, plan, connection=connection)
+
+        self._enter([plan], send, ordered=True)
+
+    def _undone(self) -> None:
+        kind, plan = self._plan()
+        try:
+            with psycopg.connect(self._url, connect_timeout=5) as connection:
+                self._client.enqueue(kind, plan, connection=connection)
+                connection.rollback()
+        except psycopg.OperationalError:
+            pass
+        self.ledger.write([plan], Fate.UNDONE)

@@ -1,0 +1,71 @@
+"""Installs the triggers that keep the history, and reads a run's record."""
+
+from datetime import datetime
+from typing import Any
+
+import psycopg
+
+from kappa.pg import queries
+from tests.chaos.record import Effect, Ended, Fire, LaneEdit, Left, Live, Record, Write
+
+sql = queries.beside(__file__)
+INSTALL = sql["install"]
+READ_HISTORY = sql["read_history"]
+READ_LANES = sql["read_lanes"]
+READ_SCHEDULES = sql["read_schedules"]
+READ_EFFECTS = sql["read_effects"]
+READ_ORDERS = sql["read_orders"]
+READ_ENDED = sql["read_ended"]
+READ_LEFT = sql["read_left"]
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+
+
+def install(connection: Connection) -> None:
+    connection.execute(INSTALL.sql)
+
+
+def read(connection: Connection) -> Record:
+    """Everything that the database knows of the run; the ledger is the client's."""
+    return Record(
+        history=[_write(row) for row in connection.execute(READ_HISTORY.sql)],
+        lanes=[LaneEdit(*row) for row in connection.execute(READ_LANES.sql)],
+        fires=[Fire(*row) for row in connection.execute(READ_SCHEDULES.sql)],
+        effects=[Effect(*row) for row in connection.execute(READ_EFFECTS.sql)],
+        orders={row[0] for row in connection.execute(READ_ORDERS.sql)},
+        ended=[Ended(*row) for row in connection.execute(READ_ENDED.sql)],
+        left=[Left(*row) for row in connection.execute(READ_LEFT.sql)],
+    )
+
+
+def _write(row: tuple[Any, ...]) -> Write:
+    (
+        seq,
+        at,
+        begun,
+        committed,
+        xid,
+        backend,
+        backend_start,
+        app,
+        writer,
+        leads,
+        op,
+        job,
+        lane,
+        kind,
+        old,
+        new,
+        passed,
+    ) = row
+    return Write(
+        seq, at, begun, committed, xid, op, job, lane, kind, _live(old), _live(new), app, writer, leads,
+        (backend, backend_start) if backend_start else None, tuple(passed or ()),
+    )  # fmt: skip
+
+
+def _live(row: dict[str, Any] | None) -> Live | None:
+    if row is None:
+        return None
+    until = row.pop("until", None)
+    return Live(**row, until=datetime.fromisoformat(until) if until else None)

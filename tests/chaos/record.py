@@ -1,0 +1,195 @@
+"""What a run left behind, as values: the client's ledger, the history of every row, effects, ends.
+
+The checker reads nothing else, so a history made by hand is judged like one of a real run.
+"""
+
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+from typing import NamedTuple
+
+
+class Live(NamedTuple):
+    """A row of `kappa.jobs` before or after a write, as far as rules speak of it."""
+
+    state: str
+    token: int | None = None
+    owner: str | None = None
+    until: datetime | None = None
+    attempt: int = 0
+    max_attempts: int = 1
+    started: bool = False
+    waiting: bool = False
+
+    @property
+    def takes_slot(self) -> bool:
+        return self.state == "running" and not self.waiting
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """One write of one row, by one backend, in one transaction.
+
+    `op` is INSERT, UPDATE or DELETE of a live job, END for its row among the finished ones, TAMPER for a change there.
+    """
+
+    seq: int
+    at: datetime
+    begun: datetime
+    committed: datetime
+    xid: int
+    op: str
+    job: int
+    lane: str
+    kind: str = "kind"
+    old: Live | None = None
+    new: Live | None = None
+    app: str = "kappa queue"
+    writer: str | None = None
+    leads: bool | None = None
+    session: tuple[int, datetime] | None = None
+    passed: tuple[int, ...] = ()
+    """For a claim: orphans of the lane that could have been adopted when it was done."""
+
+    @property
+    def claims(self) -> bool:
+        """A queued job gets its lease."""
+        return self.op == "UPDATE" and self.before.state == "queued" and self.after.state == "running"
+
+    @property
+    def adopts(self) -> bool:
+        """An orphan gets a new one."""
+        return (
+            self.op == "UPDATE" and self.before.state == "running" and not self.before.token and bool(self.after.token)
+        )
+
+    @property
+    def orphans(self) -> bool:
+        """A lease is cleared and the job still counts as running: reaped, or released by its owner."""
+        return (
+            self.op == "UPDATE" and bool(self.before.token) and not self.after.token and self.after.state == "running"
+        )
+
+    @property
+    def renews(self) -> bool:
+        return (
+            self.op == "UPDATE"
+            and self.before.token is not None
+            and self.before == self.after._replace(until=self.before.until)
+        )
+
+    @property
+    def before(self) -> Live:
+        assert self.old is not None
+        return self.old
+
+    @property
+    def after(self) -> Live:
+        assert self.new is not None
+        return self.new
+
+    def __str__(self) -> str:
+        def show(live: Live | None) -> str:
+            if live is None:
+                return "—"
+            lease = f" token {live.token} of {live.owner} until {live.until:%T.%f}" if live.until else ""
+            waiting = " waiting" if live.waiting else ""
+            return f"{live.state} {live.attempt}/{live.max_attempts}{' begun' if live.started else ''}{waiting}{lease}"
+
+        return (
+            f"{self.seq:>7} {self.at:%T.%f} committed {self.committed:%T.%f} xid {self.xid} {self.op:<6} "
+            f"job {self.job} ({self.kind}, {self.lane}) {show(self.old)} → {show(self.new)} "
+            f"by {self.writer or 'unknown'} ({self.app}{'' if self.leads is None else f', leads {self.leads}'})"
+        )
+
+
+class LaneEdit(NamedTuple):
+    committed: datetime
+    name: str
+    max_slots: int
+    enabled: bool
+
+
+class Fire(NamedTuple):
+    """One change of a schedule's row. `due` and `job` are those of a firing; None where it only moved on."""
+
+    begun: datetime
+    name: str
+    was: datetime | None
+    due: datetime | None
+    next_at: datetime | None
+    job: int | None
+    cron: str
+
+
+class Effect(NamedTuple):
+    """What a handler wrote: `inside` of the job's transaction, or `outside` of any."""
+
+    job: int
+    attempt: int
+    sort: str
+
+
+class Ended(NamedTuple):
+    """A row of `kappa.finished_jobs`."""
+
+    id: int
+    kind: str
+    state: str
+    attempt: int
+    max_attempts: int
+    key: str | None = None
+    parent: int | None = None
+    spawn_key: str | None = None
+    submitted_by: str | None = None
+    dedup_key: str | None = None
+    effects: str | None = None
+
+
+class Left(NamedTuple):
+    """A row of `kappa.jobs` when the run was over."""
+
+    id: int
+    state: str
+    key: str | None = None
+
+
+class Fate(StrEnum):
+    """What the client knows of something that it enqueued."""
+
+    ACKNOWLEDGED = "acknowledged"
+    UNKNOWN = "unknown"
+    """The connection broke on the way: it may or may not exist."""
+    EXISTING = "existing"
+    """Another live job had the same dedup key; this one was not made."""
+    UNDONE = "undone"
+    """Enqueued in a transaction that was rolled back."""
+
+
+@dataclass(slots=True)
+class Entry:
+    """One enqueue, by the key in its payload."""
+
+    key: str
+    fate: Fate
+    job: int | None = None
+    batch: int | None = None
+    ordered: bool = False
+    """Enqueued together with a row of `chaos_orders`, in one transaction."""
+
+
+@dataclass
+class Record:
+    """Everything about one run."""
+
+    ledger: list[Entry] = field(default_factory=list)
+    history: list[Write] = field(default_factory=list)
+    lanes: list[LaneEdit] = field(default_factory=list)
+    fires: list[Fire] = field(default_factory=list)
+    effects: list[Effect] = field(default_factory=list)
+    orders: set[str] = field(default_factory=set)
+    ended: list[Ended] = field(default_factory=list)
+    left: list[Left] = field(default_factory=list)
+    leaks: list[str] = field(default_factory=list)
+    time_to_drain: float = 0.0
+    """Seconds from the last fault's end until nothing was left."""

@@ -1,0 +1,28 @@
+"""Test-only patches that take a safeguard away, so that the checker can prove that it would see it missing."""
+
+import re
+
+from tests.chaos.history import Connection
+
+FENCED = ("mark_started", "renew", "settle_succeeded", "settle", "put_back", "release", "progress")
+
+
+def without_fencing(connection: Connection) -> None:
+    """Whoever knows a running job's id may write to it, whatever its token."""
+    for name in FENCED:
+        _replace(connection, name, r"j\.lease_token = \w+\.token", "j.lease_token IS NOT NULL")
+
+
+def adopt_last(connection: Connection) -> None:
+    """Orphans are adopted only when nothing is queued."""
+    queued = "SELECT FROM kappa.jobs AS q WHERE q.lane = lane_name AND q.state = 'queued'"
+    orphan = "o.lease_token IS NULL"
+    _replace(connection, "claim", re.escape(orphan), f"{orphan} AND NOT EXISTS ({queued})")
+
+
+def _replace(connection: Connection, function: str, pattern: str, text: str) -> None:
+    row = connection.execute("SELECT pg_get_functiondef(%s::regproc)", [f"kappa.{function}"]).fetchone()
+    assert row is not None
+    changed, times = re.subn(pattern, text, row[0])
+    assert times, f"kappa.{function} has no {pattern}"
+    connection.execute(changed.encode())

@@ -1,0 +1,151 @@
+"""A short run with faults; and the same ground with one safeguard taken away, which the checker must notice."""
+
+import signal
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+
+import pytest
+
+from kappa.engine import Client
+from tests.chaos import history, sabotage
+from tests.chaos.checker import Violation, check
+from tests.chaos.cluster import Cluster
+from tests.chaos.handlers import Plan, hold_gate, open_gate
+from tests.chaos.history import Connection
+from tests.chaos.record import Entry, Fate
+from tests.chaos.run import drain, run
+from tests.chaos.worker import FOLLOW, NO_LOCK
+from tests.ground import eventually, require_program
+
+SEED = 4711
+MINUTES = 0.75
+GATE = 10
+FIRST, SECOND = GATE + 1, GATE + 2
+
+
+@pytest.mark.timeout(400)
+def test_a_minute_of_faults() -> None:
+    require_program("pgbouncer")
+    report = run(SEED, minutes=MINUTES)
+    assert not report.violations, "\n".join(map(str, [f"seed {SEED}", *report.violations, report]))
+    assert report.jobs
+    assert report.faults
+
+
+class Scene:
+    """A cluster and a client with one hand on everything."""
+
+    def __init__(self, cluster: Cluster, connection: Connection, gates: Connection, client: Client) -> None:
+        self.cluster = cluster
+        self.connection = connection
+        self.gates = gates
+        self._client = client
+        self._ledger: list[Entry] = []
+
+    def enqueue(self, kind: str, plan: Plan, delay: timedelta | None = None) -> int:
+        made = self._client.enqueue(kind, plan, delay=delay)
+        self._ledger.append(Entry(plan.key, Fate.ACKNOWLEDGED, made.id))
+        return made.id
+
+    def until(self, condition: str, *args: object, what: str = "") -> None:
+        statement = f"SELECT EXISTS (SELECT FROM {condition})".encode()
+        eventually(lambda: self.connection.execute(statement, args).fetchone() == (True,), what=what or condition)
+
+    def until_begun(self, job: int, attempt: int) -> None:
+        self.until("chaos_effects WHERE job = %s AND attempt = %s", job, attempt)
+
+    def judge(self) -> list[Violation]:
+        """Let everything end, and hear what the checker says."""
+        took = drain(self.cluster)
+        self._client.close()  # its connections are not the workers'
+        self.cluster.shut_down()
+        record = history.read(self.connection)
+        record.ledger, record.leaks, record.time_to_drain = self._ledger, self.cluster.leaks, took
+        return check(record)
+
+
+@pytest.fixture
+def scene(request: pytest.FixtureRequest) -> Iterator[Scene]:
+    env: dict[str, str] = getattr(request, "param", {})
+    with Cluster(env=env) as cluster, cluster.connect() as connection, cluster.connect() as gates:
+        client = cluster.client().open()
+        yield Scene(cluster, connection, gates, client)
+        client.close()
+
+
+@pytest.fixture(params=[None, "sabotaged"])
+def sabotaged(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param)
+
+
+def broken(violations: list[Violation]) -> set[str]:
+    return {violation.rule for violation in violations}
+
+
+def take_away(scene: Scene, safeguard: Callable[[Connection], None], sabotaged: bool) -> None:
+    if sabotaged:
+        safeguard(scene.connection)
+
+
+@pytest.mark.timeout(200)
+def test_without_fencing_a_worker_that_slept_writes_to_its_successors_job(scene: Scene, sabotaged: bool) -> None:
+    take_away(scene, sabotage.without_fencing, sabotaged)
+    hold_gate(scene.gates, FIRST)
+    hold_gate(scene.gates, SECOND)
+    job = scene.enqueue("thread_again", Plan(key="j", effects="outside", gate=GATE))
+    sleeper = scene.cluster.start_worker("worker1", **{FOLLOW: "1"})
+    scene.until_begun(job, 1)
+    sleeper.signal(signal.SIGSTOP)
+    scene.cluster.start_worker("worker2")
+    scene.until_begun(job, 2)
+    open_gate(scene.gates, FIRST)
+    sleeper.signal(signal.SIGCONT)
+    if sabotaged:
+        scene.until("kappa.finished_jobs WHERE id = %s", job)
+    else:
+        eventually(lambda: "the lease is lost" in sleeper.output.read_text(), what="the sleeper is told")
+    open_gate(scene.gates, SECOND)
+    assert broken(scene.judge()) == ({"fencing"} if sabotaged else set())
+
+
+@pytest.mark.timeout(200)
+def test_without_the_order_of_adoption_queued_jobs_pass_an_orphan(scene: Scene, sabotaged: bool) -> None:
+    take_away(scene, sabotage.adopt_last, sabotaged)
+    hold_gate(scene.gates, FIRST)
+    job = scene.enqueue("thread_again", Plan(key="j", effects="outside", gate=GATE))
+    victim = scene.cluster.start_worker("worker1", **{FOLLOW: "1"})
+    scene.until_begun(job, 1)
+    scene.until("kappa.jobs WHERE id = %s AND attempt = 1", job)
+    scene.connection.execute("UPDATE kappa.lanes SET enabled = false WHERE name = 'threads'")
+    for number in range(5):
+        scene.enqueue("thread_again", Plan(key=f"q{number}"))
+    victim.signal(signal.SIGKILL)
+    scene.cluster.retire(victim)
+    scene.cluster.start_worker("worker2")
+    orphaned = (
+        "chaos_history WHERE job = %s AND op = 'UPDATE' AND new ->> 'state' = 'running' AND new -> 'token' = 'null'"
+    )
+    scene.until(orphaned, job)
+    # The orphan has one of the two slots, so the others are claimed one after the other.
+    scene.connection.execute("UPDATE kappa.lanes SET enabled = true, max_slots = 2 WHERE name = 'threads'")
+    scene.connection.execute("SELECT pg_notify('kappa_lane', ''), pg_notify('kappa_wake', 'threads')")
+    open_gate(scene.gates, FIRST)
+    assert broken(scene.judge()) == ({"adoption"} if sabotaged else set())
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize(
+    ("scene", "rules"), [({NO_LOCK: "1"}, {"leader"}), ({}, set[str]())], indirect=["scene"], ids=["sabotaged", "None"]
+)
+def test_without_its_lock_every_worker_leads(scene: Scene, rules: set[str]) -> None:
+    scene.cluster.start_worker("worker1")
+    scene.cluster.start_worker("worker2")
+    scene.cluster.wait_ready()
+    leaders = "SELECT count(DISTINCT writer) FROM chaos_history WHERE app = 'kappa leader'"
+    number = 0
+    while scene.connection.execute(leaders).fetchone() != (1 + len(rules),):
+        # Both are there, so sooner or later each is the first to see one of these; the lock lets only one act.
+        number += 1
+        scene.enqueue("loop_again", Plan(key=f"j{number}"), delay=timedelta(milliseconds=20))
+        scene.until("kappa.finished_jobs HAVING count(*) >= %s", number)
+    assert broken(scene.judge()) == rules

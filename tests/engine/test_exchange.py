@@ -93,6 +93,30 @@ async def test_a_busy_lane_settles_and_claims_in_one_commit(engine: Engine, clie
     assert client.show(second.id).state is JobState.SUCCEEDED
 
 
+async def test_what_is_done_in_a_lane_that_has_too_few_slots_now_is_settled_at_once(
+    engine: Engine, client: Client
+) -> None:
+    gates = {"first": asyncio.Event(), "second": asyncio.Event()}
+    began: list[str] = []
+
+    @engine.job("step", idempotent=True)
+    async def step(ctx: AsyncJobContext, gate: str) -> None:
+        began.append(gate)
+        await gates[gate].wait()
+
+    lane(engine, "step", slots=2)
+    first, second, third = (client.enqueue("step", gate).id for gate in ("first", "second", "second"))
+    async with working(engine, FOLLOWER) as worker:
+        await seen(lambda: len(began) == 2)
+        client.edit_lane(LANE, max_slots=1)
+        await seen(lambda: worker._lanes[LANE].lane.max_slots == 1)
+        gates["first"].set()
+        await seen(lambda: client.show(first).state is JobState.SUCCEEDED, what="the first job's end")
+        assert client.show(second).state is JobState.RUNNING
+        gates["second"].set()
+        await seen(lambda: client.show(third).state is JobState.SUCCEEDED)
+
+
 async def test_what_is_done_while_the_next_claim_fails_is_settled_once(
     engine: Engine, client: Client, heard: Heard, site: Site
 ) -> None:

@@ -158,6 +158,8 @@ class LaneRunner:
             asked = min(self.room + len(self._to_carry), self._config.claim_batch)
             self._hungry = asked <= 0
             if self._hungry:
+                if self._to_carry:  # a lane that has fewer slots than before may not claim for long
+                    self._carry_no_more()
                 return
             if await self._claim(asked):
                 continue

@@ -30,7 +30,7 @@ from kappa.engine.errors import (
     ScheduleError,
     UnknownKind,
 )
-from kappa.engine.model import Cancel, Enqueued, Executor, Job, JobState, Lane, Retry, Schedule, Snooze
+from kappa.engine.model import Cancel, Enqueued, Executor, Job, JobState, Lane, Retry, Schedule, Snooze, WorkerSeen
 from kappa.engine.worker import Worker, run_until_signal
 
 __all__ = [
@@ -61,5 +61,6 @@ __all__ = [
     "UnknownKind",
     "Worker",
     "WorkerConfig",
+    "WorkerSeen",
     "run_until_signal",
 ]

@@ -15,12 +15,12 @@ import psycopg
 from psycopg import AsyncConnection
 
 from kappa.engine.errors import BadPayload, EngineError, IllegalTransition, JobNotFound, LaneError, UnknownKind
-from kappa.engine.model import Enqueued, Job, JobState, Lane, Schedule
+from kappa.engine.model import Enqueued, Job, JobState, Lane, Schedule, WorkerSeen
 from kappa.engine.registry import Registry
 from kappa.engine.schedule import first_fault, interval
 from kappa.engine.store import copy_rows, jobs, lanes, maintenance
 from kappa.engine.store.jobs import NewJob
-from kappa.pg import AsyncPool, Bounds, Database
+from kappa.pg import AsyncPool, Bounds, Database, PoolUse
 from kappa.pg.ops import Op, run_async
 from kappa.pg.queries import Row
 
@@ -214,12 +214,26 @@ class AsyncClient:
         states: Sequence[JobState] | None = None,
         kinds: Sequence[str] | None = None,
         lane: str | None = None,
+        submitted_by: str | None = None,
         before: int | None = None,
         limit: int = 50,
     ) -> list[Job]:
         """Jobs, the newest first; `before` continues after the last id of a page."""
-        op = jobs.list_jobs(states=states, kinds=kinds, lane=lane, before=before, limit=limit)
+        op = jobs.list_jobs(
+            states=states, kinds=kinds, lane=lane, submitted_by=submitted_by, before=before, limit=limit
+        )
         return await self._do(op)
+
+    async def show_many(self, job_ids: Sequence[int]) -> list[Job]:
+        """Those of the jobs that there are, by id, in one statement."""
+        return await self._do(jobs.show_many(job_ids))
+
+    async def workers(self) -> list[WorkerSeen]:
+        """The workers that gave a sign of life within the last minute."""
+        return await self._do(lanes.read_workers())
+
+    def pool_use(self) -> PoolUse:
+        return self._pool.use()
 
     async def watch(self, job_id: int) -> AsyncGenerator[Job]:
         """The job each time that something of it changed, until it has ended."""

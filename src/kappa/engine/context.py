@@ -28,6 +28,7 @@ class Running:
     """One attempt of one job while it runs here. Touched by the loop only, but for the flags that handlers read."""
 
     __slots__ = (
+        "begun",
         "cancel_reason",
         "claimed",
         "connection",
@@ -63,7 +64,8 @@ class Running:
         self.unwritable = False
         self.ending = False
         self.cancel_reason = claimed.cancel_reason
-        self.deadline = time.monotonic() + claimed.seconds_left
+        self.begun = time.monotonic()
+        self.deadline = self.begun + claimed.seconds_left
         self.task: asyncio.Task[None] | None = None
         self.progress: tuple[float | None, float | None, str | None] | None = None
         self.spawned = 0

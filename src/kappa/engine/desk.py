@@ -6,6 +6,7 @@ its attempt is told that the lease is lost, and nothing of it was written.
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
@@ -115,7 +116,7 @@ class Desk:
 
     def committed(self, running: Running) -> None:
         """The handler's own transaction settled the job."""
-        self._signals.emit("settled", job=running.claimed.id, kind=running.claimed.kind, state=JobState.SUCCEEDED)
+        self._say_settled(running, JobState.SUCCEEDED)
         self.forget(running)
 
     def forget(self, running: Running) -> None:
@@ -193,11 +194,17 @@ class Desk:
 
     def _close(self, running: Running, written: bool, state: JobState) -> None:
         if written:
-            if self._signals.heard:
-                self._signals.emit("settled", job=running.claimed.id, kind=running.claimed.kind, state=state)
+            self._say_settled(running, state)
         else:
             self.lose(running)
         self.forget(running)
+
+    def _say_settled(self, running: Running, state: JobState) -> None:
+        if self._signals.heard:
+            claimed, seconds = running.claimed, time.monotonic() - running.begun
+            self._signals.emit(
+                "settled", job=claimed.id, kind=claimed.kind, lane=running.lane, state=state, seconds=seconds
+            )
 
     async def _mark(self, batch: list[Running]) -> None:
         young = [running for running in batch if not running.finished and not running.lost]

@@ -102,6 +102,20 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkerSeen:
+    """A worker as it last gave a sign of life."""
+
+    owner: str
+    host: str
+    pid: int
+    lanes: list[str]
+    leads: bool
+    started_at: datetime
+    seen_at: datetime
+    running: int
+
+
+@dataclass(frozen=True, slots=True)
 class Enqueued:
     """What became of an enqueue: a new job, or the live one with the same `dedup_key`."""
 
@@ -130,6 +144,8 @@ class Claimed(NamedTuple):
     priority: int
     token_floor: int | None
     parent_id: int | None
+    waited: float
+    """Seconds from when it could be claimed until it was."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -118,7 +118,9 @@ class Worker:
         stack.callback(children.close)
         self._executors = Executors(self._desk, self._office, threads, children)
         services = all_services(self._registry, self.signals)
-        self._leader = Leader(self._database.direct_url, services, self.signals, self.config.lead_every.total_seconds())
+        every = self.config.lead_every.total_seconds()
+        self._leader = Leader(self._database.direct_url, services, self.signals, every, self.owner)
+        await self._give_sign_of_life()
 
     def _services(self) -> dict[str, Coroutine[Any, Any, None]]:
         found: dict[str, Coroutine[Any, Any, None]] = {
@@ -178,7 +180,7 @@ class Worker:
                 self._adopt(running)
                 continue
             if self.signals.heard:
-                self.signals.emit("claimed", job=claimed.id, kind=claimed.kind, lane=lane)
+                self.signals.emit("claimed", job=claimed.id, kind=claimed.kind, lane=lane, waited=claimed.waited)
             self._desk.begin(running, start)
             if running.deadline < self._next_deadline:
                 self._next_deadline = running.deadline
@@ -276,6 +278,14 @@ class Worker:
             await happens(self._lease_shrank, ttl / 4)
             self._lease_shrank.clear()
             await self._try_renew()
+            with suppress(psycopg.OperationalError, PgError):
+                await self._give_sign_of_life()
+
+    async def _give_sign_of_life(self) -> None:
+        host, pid = self.owner.split(":")[:2]
+        async with self._pool.connection(who="sign of life") as connection:
+            op = lanes.sign_of_life(self.owner, host, int(pid), sorted(self._lanes), leads=self._leader.leading)
+            await run_async(connection, op)
 
     async def _try_renew(self) -> None:
         try:

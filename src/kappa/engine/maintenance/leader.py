@@ -37,8 +37,11 @@ KEEPALIVE = {
 class Leader:
     """Tries to lead, and leads."""
 
-    def __init__(self, url: str, services: Sequence[Service], signals: Signals, try_every: float) -> None:
+    def __init__(
+        self, url: str, services: Sequence[Service], signals: Signals, try_every: float, owner: str = ""
+    ) -> None:
         self._url = url
+        self._owner = owner
         self._services = services
         self._signals = signals
         self._try_every = try_every
@@ -83,6 +86,7 @@ class Leader:
                 await asyncio.sleep(self._try_every * random.uniform(0.8, 1.2))  # noqa: S311
             self.leading = True
             self._signals.emit("leading")
+            await run_async(connection, maintenance.lead(self._owner))
             await self._lead(connection)
 
     async def _lead(self, connection: AsyncConnection[Row]) -> None:

@@ -107,6 +107,7 @@ class Retention:
             over = await run_async(connection, maintenance.lock_expired(now))
             await run_async(connection, maintenance.delete_expired(over, now))
         await run_async(connection, maintenance.forget_sleepers())
+        await run_async(connection, maintenance.forget_workers())
         return None
 
     async def _drop(self, connection: AsyncConnection[Row], table: str, now: datetime | None) -> None:

@@ -53,6 +53,7 @@ CREATE TABLE kappa.jobs (
     retry_of           bigint,
 
     run_at             timestamptz,
+    queued_at          timestamptz,  -- since when it could be claimed, where that is later than created_at
     estimate           jsonb,
     expires_at         timestamptz,
     approved_by        text,
@@ -177,6 +178,17 @@ CREATE UNLOGGED TABLE kappa.sleepers (
     lane  text NOT NULL,
     owner text NOT NULL,
     PRIMARY KEY (lane, owner)
+);
+
+-- Who works, for people to look at; no decision depends on it. Lost in a crash, and written again by the next sign of life.
+CREATE UNLOGGED TABLE kappa.workers (
+    owner      text        PRIMARY KEY,
+    host       text        NOT NULL,
+    pid        int         NOT NULL,
+    lanes      text[]      NOT NULL,
+    leads      boolean     NOT NULL DEFAULT false,
+    started_at timestamptz NOT NULL DEFAULT now(),
+    seen_at    timestamptz NOT NULL DEFAULT now()
 );
 
 -- Kinds change lanes while nothing of any kind is on its way in: enqueues hold the lock together, an edit alone. It

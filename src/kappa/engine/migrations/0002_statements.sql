@@ -89,7 +89,7 @@ CREATE FUNCTION kappa.claim(
 ) RETURNS TABLE (
     id bigint, kind text, payload text, attempt int, max_attempts int, claims int, token bigint,
     adopted boolean, started boolean, seconds_left double precision, cancel_reason text, priority smallint,
-    token_floor bigint, parent_id bigint
+    token_floor bigint, parent_id bigint, waited double precision
 ) LANGUAGE plpgsql
   SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off SET plan_cache_mode = force_generic_plan
 AS $$
@@ -105,7 +105,7 @@ BEGIN
     IF done_ids IS NOT NULL THEN
         RETURN QUERY
         SELECT lost, NULL::text, NULL::text, 0, 0, 0, 0::bigint, false, false, 0::double precision, NULL::text,
-               0::smallint, NULL::bigint, NULL::bigint
+               0::smallint, NULL::bigint, NULL::bigint, 0::double precision
           FROM kappa.settle_succeeded(done_ids, done_tokens) AS lost;
     END IF;
     PERFORM pg_advisory_xact_lock(1262568289, hashtext(lane_name));
@@ -132,7 +132,7 @@ BEGIN
                   j.attempt_started_at IS NOT NULL,
                   coalesce(date_part('epoch', j.timeout), usual)
                       - date_part('epoch', now() - coalesce(j.attempt_started_at, now())),
-                  j.cancel_reason, j.priority, NULL::bigint, j.parent_id;
+                  j.cancel_reason, j.priority, NULL::bigint, j.parent_id, 0::double precision;
         GET DIAGNOSTICS taken = ROW_COUNT;
         IF taken >= capacity THEN
             RETURN;
@@ -165,7 +165,8 @@ BEGIN
                 FOR UPDATE SKIP LOCKED))
     RETURNING j.id, j.kind, j.payload::text, j.attempt, j.max_attempts, j.claims, j.lease_token, false, false,
               coalesce(date_part('epoch', j.timeout), usual),
-              j.cancel_reason, j.priority, least(lowest, new_token), j.parent_id;
+              j.cancel_reason, j.priority, least(lowest, new_token), j.parent_id,
+              date_part('epoch', now() - coalesce(j.queued_at, j.created_at));
 END $$;
 
 CREATE FUNCTION kappa.settle(
@@ -224,6 +225,7 @@ BEGIN
         UPDATE kappa.jobs AS j
            SET state = (CASE WHEN b.delay > 0 THEN 'scheduled' ELSE 'queued' END)::kappa.job_state,
                run_at = CASE WHEN b.delay > 0 THEN now() + make_interval(secs => b.delay) END,
+               queued_at = now(),
                attempt = j.attempt + (b.really_started AND j.attempt_started_at IS NULL)::int,
                max_attempts = j.max_attempts + b.snoozed::int,
                started_at = CASE WHEN b.really_started THEN coalesce(j.started_at, now()) ELSE j.started_at END,

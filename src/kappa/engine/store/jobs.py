@@ -47,6 +47,7 @@ CANCEL_BEFORE_START = sql["cancel_before_start"]
 REQUEST_CANCEL = sql["request_cancel"]
 PRIORITISE = sql["prioritise"]
 SHOW = sql["show"]
+SHOW_MANY = sql["show_many"]
 KEEP = sql["keep"]
 LIST_JOBS = sql["list_jobs"]
 COUNT_BY_STATE = sql["count_by_state"]
@@ -359,11 +360,16 @@ def show(job_id: int) -> Op[Job | None]:
     return Op(SHOW, {"id": job_id}, lambda rows: _job(rows[0]) if rows else None)
 
 
+def show_many(job_ids: Sequence[int]) -> Op[list[Job]]:
+    return Op(SHOW_MANY, {"ids": list(job_ids)}, lambda rows: [_job(row) for row in rows])
+
+
 def list_jobs(
     *,
     states: Sequence[JobState] | None = None,
     kinds: Sequence[str] | None = None,
     lane: str | None = None,
+    submitted_by: str | None = None,
     before: int | None = None,
     limit: int = 50,
 ) -> Op[list[Job]]:
@@ -372,6 +378,7 @@ def list_jobs(
         "states": [state.value for state in states] if states is not None else None,
         "kinds": list(kinds) if kinds is not None else None,
         "lane": lane,
+        "submitted_by": submitted_by,
         "before": before,
         "limit": limit,
     }

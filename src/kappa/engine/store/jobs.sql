@@ -94,7 +94,7 @@ SELECT id FROM kappa.all_jobs WHERE parent_id = %(parent_id)s AND spawn_key = %(
 -- name: approve
 WITH moved AS (
     UPDATE kappa.jobs
-       SET state = 'queued', expires_at = NULL, approved_by = %(by)s::text, approved_at = now()
+       SET state = 'queued', queued_at = now(), expires_at = NULL, approved_by = %(by)s::text, approved_at = now()
      WHERE id = %(id)s AND state = 'awaiting_approval' AND expires_at > coalesce(%(now)s::timestamptz, now())
     RETURNING id, lane
 )
@@ -143,11 +143,15 @@ SELECT 1 FROM kappa.finished_jobs WHERE id = %(id)s FOR SHARE;
 -- name: show
 SELECT * FROM kappa.all_jobs WHERE id = %(id)s LIMIT 1;
 
+-- name: show_many
+SELECT * FROM kappa.all_jobs WHERE id = ANY (%(ids)s::bigint[]) ORDER BY id;
+
 -- name: list_jobs
 SELECT * FROM kappa.all_jobs
  WHERE (%(states)s::text[] IS NULL OR state::text = ANY (%(states)s::text[]))
    AND (%(kinds)s::text[] IS NULL OR kind = ANY (%(kinds)s::text[]))
    AND (%(lane)s::text IS NULL OR lane = %(lane)s::text)
+   AND (%(submitted_by)s::text IS NULL OR submitted_by = %(submitted_by)s::text)
    AND id < coalesce(%(before)s::bigint, 9223372036854775807)
  ORDER BY id DESC
  LIMIT %(limit)s::int;

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from kappa.engine.model import Executor, Lane
+from kappa.engine.model import Executor, Lane, WorkerSeen
 from kappa.pg import queries
 from kappa.pg.ops import Op, nothing
 from kappa.pg.queries import Row
@@ -17,6 +17,8 @@ EDIT_LANE = sql["edit_lane"]
 FALL_ASLEEP = sql["fall_asleep"]
 WAKE_UP = sql["wake_up"]
 LEAVE = sql["leave"]
+SIGN_OF_LIFE = sql["sign_of_life"]
+READ_WORKERS = sql["read_workers"]
 
 COLUMNS = ("kinds", "max_slots", "poll_interval_ms", "lease_ttl", "stale_timeout", "enabled", "executor")
 
@@ -57,6 +59,16 @@ def fall_asleep(lane: str, owner: str) -> Op[None]:
 
 def wake_up(lane: str, owner: str) -> Op[None]:
     return Op(WAKE_UP, {"lane": lane, "owner": owner}, nothing)
+
+
+def sign_of_life(owner: str, host: str, pid: int, lanes: Sequence[str], *, leads: bool) -> Op[None]:
+    params = {"owner": owner, "host": host, "pid": pid, "lanes": list(lanes), "leads": leads}
+    return Op(SIGN_OF_LIFE, params, nothing)
+
+
+def read_workers() -> Op[list[WorkerSeen]]:
+    """The workers that gave a sign of life within the last minute."""
+    return Op(READ_WORKERS, {}, lambda rows: [WorkerSeen(*row) for row in rows])
 
 
 def leave(owner: str) -> Op[None]:

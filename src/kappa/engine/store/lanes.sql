@@ -47,4 +47,18 @@ INSERT INTO kappa.sleepers (lane, owner) VALUES (%(lane)s, %(owner)s) ON CONFLIC
 DELETE FROM kappa.sleepers WHERE lane = %(lane)s AND owner = %(owner)s;
 
 -- name: leave
+WITH gone AS (DELETE FROM kappa.workers WHERE owner = %(owner)s)
 DELETE FROM kappa.sleepers WHERE owner = %(owner)s;
+
+-- name: sign_of_life
+INSERT INTO kappa.workers (owner, host, pid, lanes, leads)
+VALUES (%(owner)s, %(host)s, %(pid)s, %(lanes)s, %(leads)s)
+ON CONFLICT (owner) DO UPDATE SET lanes = EXCLUDED.lanes, leads = EXCLUDED.leads, seen_at = now();
+
+-- name: read_workers
+SELECT w.owner, w.host, w.pid, w.lanes, w.leads, w.started_at, w.seen_at, coalesce(r.running, 0)
+  FROM kappa.workers AS w
+  LEFT JOIN (SELECT lease_owner, count(*) AS running FROM kappa.jobs WHERE state = 'running' GROUP BY lease_owner) AS r
+    ON r.lease_owner = w.owner
+ WHERE w.seen_at > now() - interval '1 minute'
+ ORDER BY w.started_at, w.owner;

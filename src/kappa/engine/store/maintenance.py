@@ -22,6 +22,8 @@ MAKE_PARTITIONS = sql["make_partitions"]
 DELETE_EXPIRED = sql["delete_expired"]
 LOCK_EXPIRED = sql["lock_expired"]
 FORGET_SLEEPERS = sql["forget_sleepers"]
+LEAD = sql["lead"]
+FORGET_WORKERS = sql["forget_workers"]
 DUE_SCHEDULES = sql["due_schedules"]
 NEXT_SCHEDULE = sql["next_schedule"]
 ADVANCE_SCHEDULE = sql["advance_schedule"]
@@ -81,6 +83,15 @@ def lock_expired(now: datetime | None = None, limit: int = 10 * BATCH) -> Op[lis
 
 def delete_expired(ids: Sequence[int], now: datetime | None = None) -> Op[int]:
     return Op(DELETE_EXPIRED, {"now": now, "ids": list(ids)}, count)
+
+
+def lead(owner: str) -> Op[None]:
+    """Say who leads, for people to look at: the lock is what decides."""
+    return Op(LEAD, {"owner": owner}, nothing)
+
+
+def forget_workers() -> Op[None]:
+    return Op(FORGET_WORKERS, {}, nothing)
 
 
 def forget_sleepers() -> Op[None]:

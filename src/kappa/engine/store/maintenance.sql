@@ -25,7 +25,7 @@ SELECT id, lane, (SELECT count(*) FROM told) FROM orphaned;
 -- name: promote
 WITH promoted AS (
     UPDATE kappa.jobs AS j
-       SET state = 'queued', run_at = NULL
+       SET state = 'queued', queued_at = run_at, run_at = NULL
      WHERE j.ctid = ANY (ARRAY(
                SELECT s.ctid FROM kappa.jobs AS s
                 WHERE s.state = 'scheduled' AND s.run_at <= coalesce(%(now)s::timestamptz, now())
@@ -99,6 +99,12 @@ SELECT id FROM kappa.finished_jobs
 -- Rows of processes that are gone only cost a needless NOTIFY; now and then all are dropped and the living come back.
 WITH gone AS (DELETE FROM kappa.sleepers)
 SELECT pg_notify('kappa_wake', '*');
+
+-- name: lead
+UPDATE kappa.workers SET leads = (owner = %(owner)s) WHERE leads <> (owner = %(owner)s);
+
+-- name: forget_workers
+DELETE FROM kappa.workers WHERE seen_at < now() - interval '5 minutes';
 
 -- name: due_schedules
 SELECT name, cron, timezone, kind, payload, priority, enabled, missed, next_at, last_at, last_job, failures, retry_at, error,

@@ -42,6 +42,23 @@ class Settings(BaseSettings):
     pool_auth: int = Field(default=5, ge=1, description="Connections that the pool `auth` may open")
     pool_wait: float = Field(default=10.0, gt=0, description="Seconds that a caller waits for a connection")
 
+    host: str = Field(default="127.0.0.1", description="The address that `kg up` listens on")
+    port: int = Field(default=8420, ge=0, le=65535, description="The port that `kg up` listens on; 0 takes a free one")
+    max_body: int = Field(default=1024 * 1024, ge=1024, description="Bytes that a request's body may have")
+    session_hours: float = Field(default=12, gt=0, le=24 * 365, description="How long a sign-in lasts")
+    threadpool_tokens: int = Field(
+        default=200, ge=1, description="`THREADPOOL_TOKENS`: blocking calls of the server at once"
+    )
+    grace: float = Field(default=30, ge=0, description="Seconds that running jobs and requests get when a server stops")
+    handlers: str | None = Field(
+        default=None,
+        description="`package.module:engine_setup`, a function that declares handlers on the engine it gets",
+    )
+    server: str | None = Field(
+        default=None, description="The server that `kg` talks to; the one on this machine if unset"
+    )
+    token: SecretStr | None = Field(default=None, description="The token that `kg` shows; the operator's if unset")
+
     @property
     def bounds(self) -> dict[str, Bounds]:
         sizes = {"queue": self.pool_queue, "graph": self.pool_graph, "auth": self.pool_auth}

@@ -1,14 +1,20 @@
-"""Puts the parts together: which database, which migrations."""
+"""Puts the parts together: which database, which migrations, which handlers."""
 
+import importlib
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from pathlib import Path
 
-from kappa.app.settings import Settings
+from kappa.app import selftest
+from kappa.app.settings import BadSetting, Settings
 from kappa.engine import COMPONENT as ENGINE
-from kappa.pg import Component, Database
+from kappa.engine import Engine
+from kappa.pg import Component, Database, component, migrate
 from kappa.pg.embedded import EmbeddedServer
 
-COMPONENTS: tuple[Component, ...] = (ENGINE,)
+APP = component("app", Path(__file__).parent / "migrations")
+
+COMPONENTS: tuple[Component, ...] = (ENGINE, APP)
 """Everything that has a schema, in the order of migration."""
 
 
@@ -31,3 +37,30 @@ def open_database(settings: Settings, who: str, say: Callable[[str], None]) -> G
         return
     with embedded_server(settings, say).hold(who) as url:
         yield Database(url, bounds=settings.bounds)
+
+
+def build_engine(settings: Settings, database: Database) -> Engine:
+    """The engine with every handler that Kappa brings, and those that the settings name."""
+    engine = Engine(database)
+    selftest.declare(engine)
+    if settings.handlers is not None:
+        _load(settings.handlers)(engine)
+    return engine
+
+
+def install(engine: Engine) -> None:
+    """Bring every schema up to date and make the declared lanes. Safe to call at every start."""
+    with engine.database.connect() as connection:
+        migrate(connection, COMPONENTS)
+    engine.install()
+
+
+def _load(place: str) -> Callable[[Engine], object]:
+    module, _, name = place.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise BadSetting(f"KAPPA_HANDLERS is {place!r}: {error}; it looks like package.module:function") from None
+    if not callable(found):
+        raise BadSetting(f"KAPPA_HANDLERS is {place!r}: that is no function")
+    return found

@@ -266,14 +266,14 @@ class AsyncClient:
         """Make a lane if there is none of that name; one that exists only learns the kinds that it lacks."""
         await self._lane_op(lane.name, lanes.declare_lane(lane))
 
-    async def edit_lane(self, name: str, **changes: Any) -> Lane:
+    async def edit_lane(self, name: str, *, connection: AsyncConnection[Row] | None = None, **changes: Any) -> Lane:
         """Change columns of a lane; every worker follows in its next cycle."""
         unknown = [column for column in changes if column not in lanes.COLUMNS]
         if unknown:
             raise LaneError(f"a lane has no {unknown[0]!r} (it has: {', '.join(lanes.COLUMNS)})")
         if changes.get("kinds") is not None:
             changes["kinds"] = list(changes["kinds"])
-        edited = await self._lane_op(name, lanes.edit_lane(name, changes))
+        edited = await self._lane_op(name, lanes.edit_lane(name, changes), connection)
         if edited is None:
             raise LaneError(f"there is no lane {name!r}")
         return edited
@@ -307,6 +307,12 @@ class AsyncClient:
         return await self._do(maintenance.read_schedules())
 
     @asynccontextmanager
+    async def transaction(self) -> AsyncGenerator[AsyncConnection[Row]]:
+        """A transaction of the client's own, for several calls with `connection=` that belong together."""
+        async with self._pool.transaction(who="client") as own:
+            yield own
+
+    @asynccontextmanager
     async def _session(self, connection: AsyncConnection[Row] | None) -> AsyncGenerator[AsyncConnection[Row]]:
         if connection is not None:
             yield connection
@@ -318,9 +324,13 @@ class AsyncClient:
         async with self._pool.connection(who="client") as session:
             return await run_async(session, op)
 
-    async def _lane_op(self, name: str, op: Op[T]) -> T:
+    async def _lane_op(self, name: str, op: Op[T], connection: AsyncConnection[Row] | None = None) -> T:
         try:
-            return await self._do(op)
+            async with self._session(connection) as session, session.transaction():
+                done = await run_async(session, op)
+                # Not at the end of the caller's transaction: what is wrong is said here.
+                await run_async(session, lanes.check_kinds())
+                return done
         except psycopg.IntegrityError as error:
             message = error.diag.message_primary or "refused"
             constraint = error.diag.constraint_name or ""

@@ -260,14 +260,14 @@ class Client:
         """Make a lane if there is none of that name; one that exists only learns the kinds that it lacks."""
         self._lane_op(lane.name, lanes.declare_lane(lane))
 
-    def edit_lane(self, name: str, **changes: Any) -> Lane:
+    def edit_lane(self, name: str, *, connection: Connection[Row] | None = None, **changes: Any) -> Lane:
         """Change columns of a lane; every worker follows in its next cycle."""
         unknown = [column for column in changes if column not in lanes.COLUMNS]
         if unknown:
             raise LaneError(f"a lane has no {unknown[0]!r} (it has: {', '.join(lanes.COLUMNS)})")
         if changes.get("kinds") is not None:
             changes["kinds"] = list(changes["kinds"])
-        edited = self._lane_op(name, lanes.edit_lane(name, changes))
+        edited = self._lane_op(name, lanes.edit_lane(name, changes), connection)
         if edited is None:
             raise LaneError(f"there is no lane {name!r}")
         return edited
@@ -301,6 +301,12 @@ class Client:
         return self._do(maintenance.read_schedules())
 
     @contextmanager
+    def transaction(self) -> Generator[Connection[Row]]:
+        """A transaction of the client's own, for several calls with `connection=` that belong together."""
+        with self._pool.transaction(who="client") as own:
+            yield own
+
+    @contextmanager
     def _session(self, connection: Connection[Row] | None) -> Generator[Connection[Row]]:
         if connection is not None:
             yield connection
@@ -312,9 +318,13 @@ class Client:
         with self._pool.connection(who="client") as session:
             return run(session, op)
 
-    def _lane_op(self, name: str, op: Op[T]) -> T:
+    def _lane_op(self, name: str, op: Op[T], connection: Connection[Row] | None = None) -> T:
         try:
-            return self._do(op)
+            with self._session(connection) as session, session.transaction():
+                done = run(session, op)
+                # Not at the end of the caller's transaction: what is wrong is said here.
+                run(session, lanes.check_kinds())
+                return done
         except psycopg.IntegrityError as error:
             message = error.diag.message_primary or "refused"
             constraint = error.diag.constraint_name or ""

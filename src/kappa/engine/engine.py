@@ -58,6 +58,13 @@ class Engine:
         self._lanes[lane.name] = lane
         return lane
 
+    @property
+    def served_lanes(self) -> tuple[str, ...]:
+        """The lanes that have a kind with a handler here."""
+        with self.database.connect() as connection:
+            found = run(connection, lanes.read_lanes())
+        return tuple(lane.name for lane in found if any(kind in self.registry.kinds for kind in lane.kinds))
+
     def install(self) -> None:
         """Bring the schema up to date and make the declared lanes. Safe to call at every start."""
         with self.database.connect() as connection:

@@ -8,6 +8,7 @@ import typer
 
 from kappa.app import settings, wiring
 from kappa.app.cli import db, show
+from kappa.app.cli.up import up
 from kappa.app.usecases import doctor as examination
 from kappa.pg import migrate
 
@@ -16,6 +17,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Kappa: documents into a knowledge graph, and durable jobs, on nothing but PostgreSQL.",
 )
+app.command()(up)
 app.add_typer(db.app, name="db")
 
 

@@ -242,6 +242,11 @@ END $$;
 CREATE CONSTRAINT TRIGGER lanes_keep_kinds_placed AFTER UPDATE OR DELETE ON kappa.lanes
     DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION kappa.keep_kinds_placed();
 
+CREATE FUNCTION kappa.check_kinds() RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    SET CONSTRAINTS kappa.lanes_keep_kinds_placed IMMEDIATE;
+END $$;
+
 INSERT INTO kappa.lanes (name, kinds, max_slots, poll_interval_ms, stale_timeout) VALUES
     ('interactive', '{ingestion,ingest_image,polarity}', 2, 2000, '30 minutes'),
     ('maintenance', '{projection,vocab_refresh,epistemic_remeasurement,ontology_annealing,proposal_execution}',

@@ -14,6 +14,7 @@ LOCK_LANES = sql["lock_lanes"]
 LOOK = sql["look"]
 DECLARE_LANE = sql["declare_lane"]
 EDIT_LANE = sql["edit_lane"]
+CHECK_KINDS = sql["check_kinds"]
 FALL_ASLEEP = sql["fall_asleep"]
 WAKE_UP = sql["wake_up"]
 LEAVE = sql["leave"]
@@ -51,6 +52,11 @@ def declare_lane(lane: Lane) -> Op[None]:
 def edit_lane(name: str, changes: dict[str, Any]) -> Op[Lane | None]:
     params = {column: changes.get(column) for column in COLUMNS} | {"name": name}
     return Op(EDIT_LANE, params, lambda rows: _lane(rows[0]) if rows else None)
+
+
+def check_kinds() -> Op[None]:
+    """Find now what the end of the transaction would find: a kind with jobs and no lane."""
+    return Op(CHECK_KINDS, {}, nothing)
 
 
 def fall_asleep(lane: str, owner: str) -> Op[None]:

@@ -40,6 +40,9 @@ UPDATE kappa.lanes
 RETURNING name, kinds, max_slots, poll_interval_ms, lease_ttl, stale_timeout, enabled, executor,
           pg_notify('kappa_wake', name), pg_notify('kappa_lane', name);
 
+-- name: check_kinds
+SELECT kappa.check_kinds();
+
 -- name: fall_asleep
 INSERT INTO kappa.sleepers (lane, owner) VALUES (%(lane)s, %(owner)s) ON CONFLICT DO NOTHING;
 

@@ -1,0 +1,1 @@
+"""The HTTP API: thin over the use cases, the same for scripts, pages and agents."""

@@ -1,0 +1,61 @@
+"""The ASGI application: routes, problems, middleware."""
+
+from importlib.metadata import version
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.routing import APIRoute
+from starlette.types import ASGIApp
+
+from kappa.app.api import health, jobs, middleware, people, problems, workers
+from kappa.app.api.middleware import Guard
+from kappa.app.api.problems import Problem
+from kappa.app.services import Services
+
+GROUPS = (health.routes, jobs.routes, workers.routes, people.routes)
+
+
+def build(services: Services, guard: Guard) -> ASGIApp:
+    """The application with its middleware around it, the outermost first."""
+    application = api()
+    application.state.services = services
+    application.state.guard = guard
+    app: ASGIApp = application
+    app = middleware.BodyLimit(app, services.settings.max_body)
+    app = middleware.Head(app)
+    app = middleware.ShutdownGuard(app, guard)
+    return middleware.RequestId(app)
+
+
+class _Api(FastAPI):
+    """FastAPI, with what the routes' problems refer to."""
+
+    def openapi(self) -> dict[str, Any]:
+        if self.openapi_schema is None:
+            document = super().openapi()
+            schemas = document["components"]["schemas"]
+            problem = Problem.model_json_schema(ref_template="#/components/schemas/{model}")
+            schemas |= problem.pop("$defs")
+            schemas["Problem"] = problem
+        return super().openapi()
+
+
+def api() -> FastAPI:
+    """The routes alone; enough to write the OpenAPI document."""
+    application = _Api(
+        title="Kappa",
+        version=version("kappa"),
+        description="Durable jobs in lanes, and a knowledge graph, on nothing but PostgreSQL.",
+        openapi_url=None,
+        docs_url=None,
+        redoc_url=None,
+        generate_unique_id_function=_operation,
+    )
+    for group in GROUPS:
+        application.include_router(group.router)
+    problems.install(application)
+    return application
+
+
+def _operation(route: APIRoute) -> str:
+    return f"{route.tags[0]}_{route.name}" if route.tags else route.name

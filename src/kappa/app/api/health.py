@@ -1,0 +1,32 @@
+"""Is it alive, can it work, how much does it do."""
+
+from fastapi import Request
+from starlette.responses import JSONResponse
+
+from kappa.app.api.routing import Routes, Uses
+from kappa.app.api.schemas import Health, Ready
+from kappa.app.errors import Draining
+
+routes = Routes("health")
+
+
+@routes.open("GET", "/healthz")
+async def healthz() -> Health:
+    """The process answers. It asks nobody else."""
+    return Health(status="ok")
+
+
+@routes.open("GET", "/readyz")
+async def readyz(services: Uses, request: Request) -> Ready:
+    """The server takes work and its database answers; 503 if not."""
+    if request.app.state.guard.draining:
+        raise Draining("the server is about to stop")
+    async with services.auth.connection(wait=3, who="readyz") as connection:
+        await connection.execute("SELECT 1")
+    return Ready(status="ready")
+
+
+@routes.open("GET", "/openapi.json", include_in_schema=False)
+async def openapi(request: Request) -> JSONResponse:
+    """This API, described."""
+    return JSONResponse(request.app.openapi())

@@ -1,0 +1,154 @@
+"""Errors as problem+json (RFC 9457): what went wrong, in one clear line, under a name that programs can rely on."""
+
+import logging
+import math
+from typing import Any
+
+import psycopg
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel, Field
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse
+
+from kappa.app import errors as app
+from kappa.engine import errors as engine
+from kappa.pg import KappaError
+from kappa.pg import errors as pg
+
+log = logging.getLogger(__name__)
+
+CONTENT_TYPE = "application/problem+json"
+SOON = 1.0
+
+# The first that fits counts, so the narrower stand before the wider.
+STATUS: tuple[tuple[type[Exception], int, str], ...] = (
+    (app.NotAuthenticated, 401, "not_authenticated"),
+    (app.Forbidden, 403, "forbidden"),
+    (app.NotFound, 404, "not_found"),
+    (engine.JobNotFound, 404, "not_found"),
+    (app.Conflict, 409, "conflict"),
+    (engine.IllegalTransition, 409, "illegal_transition"),
+    (engine.UnknownKind, 422, "unknown_kind"),
+    (engine.BadPayload, 422, "bad_payload"),
+    (engine.LaneError, 422, "bad_lane"),
+    (engine.EngineError, 422, "refused"),
+    (app.Refused, 422, "refused"),
+    (app.Throttled, 429, "throttled"),
+    (app.Draining, 503, "draining"),
+    (pg.PgError, 503, "database_unavailable"),
+    (psycopg.OperationalError, 503, "database_unavailable"),
+    (psycopg.DataError, 422, "bad_value"),
+)
+
+TITLES = {
+    400: "The request could not be read",
+    401: "Not authenticated",
+    403: "Not allowed",
+    404: "Not found",
+    405: "No such method here",
+    409: "In conflict with how things are",
+    413: "Too large",
+    422: "The request makes no sense as it is",
+    429: "Too many tries",
+    500: "The server failed",
+    503: "Not now",
+}
+
+
+class Fault(BaseModel):
+    """One thing that is wrong with a request."""
+
+    where: str
+    what: str
+
+
+class Problem(BaseModel):
+    """What went wrong."""
+
+    type: str = Field(default="about:blank", description="Always `about:blank`: `code` says what it is")
+    title: str = Field(description="What sort of problem it is")
+    status: int
+    code: str = Field(description="The name of the problem, for programs")
+    detail: str = Field(description="What is wrong, in one line")
+    request_id: str | None = Field(default=None, description="Stands in the server's log as well")
+    errors: list[Fault] | None = Field(default=None, description="Each fault of a request that was not understood")
+
+
+def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """The answers that a route can give beside its own, for OpenAPI."""
+    schema = {"$ref": "#/components/schemas/Problem"}
+    return {
+        status: {"description": TITLES[status], "content": {CONTENT_TYPE: {"schema": schema}}} for status in statuses
+    }
+
+
+def response(
+    status: int,
+    code: str,
+    detail: str,
+    *,
+    request_id: str | None = None,
+    retry_after: float | None = None,
+    headers: dict[str, str] | None = None,
+    errors: list[Fault] | None = None,
+) -> JSONResponse:
+    problem = Problem(
+        title=TITLES.get(status, "A problem"), status=status, code=code, detail=detail, request_id=request_id,
+        errors=errors,
+    )  # fmt: skip
+    sent = dict(headers or {})
+    if retry_after is not None:
+        sent["Retry-After"] = str(math.ceil(retry_after))
+    if status == 401:
+        sent["WWW-Authenticate"] = "Bearer"
+    return JSONResponse(problem.model_dump(exclude_none=True), status, sent, CONTENT_TYPE)
+
+
+def install(application: FastAPI) -> None:
+    """Make every error a problem."""
+    application.add_exception_handler(KappaError, _known)
+    application.add_exception_handler(psycopg.Error, _known)
+    application.add_exception_handler(RequestValidationError, _not_understood)
+    application.add_exception_handler(HTTPException, _http)
+    application.add_exception_handler(Exception, _unknown)
+
+
+async def _known(request: Request, error: Exception) -> JSONResponse:
+    known = next(((status, code) for kind, status, code in STATUS if isinstance(error, kind)), None)
+    if known is None:
+        return await _unknown(request, error)
+    status, code = known
+    if isinstance(error, psycopg.DataError):
+        detail = "a value of the request can't be kept"
+    elif status == 503 and not isinstance(error, app.Draining):
+        log.warning("%s: %s", request.url.path, " ".join(str(error).split()))
+        detail = "the database is not available now"
+    else:
+        detail = " ".join(str(error).split())
+    retry_after = error.retry_after if isinstance(error, app.Throttled) else SOON if status == 503 else None
+    return response(status, code, detail, request_id=_id(request), retry_after=retry_after)
+
+
+async def _not_understood(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, RequestValidationError)
+    # Never the input itself: it may be a password.
+    faults = [Fault(where=".".join(map(str, one["loc"])), what=one["msg"]) for one in error.errors()]
+    detail = f"{faults[0].where}: {faults[0].what}" if faults else "the request was not understood"
+    return response(422, "not_understood", detail, request_id=_id(request), errors=faults)
+
+
+async def _http(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, HTTPException)
+    code = {400: "unreadable", 404: "no_such_route", 405: "no_such_method"}.get(error.status_code, "refused")
+    headers = dict(error.headers) if error.headers else None
+    return response(error.status_code, code, str(error.detail), request_id=_id(request), headers=headers)
+
+
+async def _unknown(request: Request, error: Exception) -> JSONResponse:
+    log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+    return response(500, "internal", "the server failed; its log says why", request_id=_id(request))
+
+
+def _id(request: Request) -> str | None:
+    return request.scope.get("kappa.request_id")

@@ -1,0 +1,102 @@
+"""Routes that can't exist without a permission, and how a request's principal is found."""
+
+from collections.abc import Callable, Coroutine
+from typing import Annotated, Any, TypeVar
+
+from fastapi import APIRouter, Depends, Request, Security
+from fastapi.security import APIKeyCookie, HTTPAuthorizationCredentials, HTTPBearer
+
+from kappa.app.api import problems
+from kappa.app.errors import NotAuthenticated
+from kappa.app.permissions import Permission
+from kappa.app.services import Services
+from kappa.app.usecases.credentials import with_request
+from kappa.app.usecases.principal import Principal
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+COOKIE = "kappa_session"
+CSRF = "X-CSRF-Token"
+SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
+
+_bearer = HTTPBearer(auto_error=False, description="A token: `kg token make`")
+_cookie = APIKeyCookie(name=COOKIE, auto_error=False, description="Set by `POST /sessions`")
+
+
+async def services_of(request: Request) -> Services:
+    return request.app.state.services
+
+
+Uses = Annotated[Services, Depends(services_of)]
+
+
+async def _recognise(
+    request: Request,
+    services: Uses,
+    bearer: Annotated[HTTPAuthorizationCredentials | None, Security(_bearer)],
+    cookie: Annotated[str | None, Security(_cookie)],
+) -> Principal:
+    request_id: str = request.scope["kappa.request_id"]
+    if bearer is not None:
+        return with_request(await services.credentials.by_token(bearer.credentials), request_id)
+    if cookie is not None:
+        session = await services.credentials.by_cookie(cookie)
+        if request.method not in SAFE:
+            await services.credentials.csrf_fits(session, request.headers.get(CSRF))
+        return with_request(session.who, request_id)
+    raise NotAuthenticated("send a token: Authorization: Bearer …")
+
+
+Who = Annotated[Principal, Depends(_recognise)]
+
+
+def _requires(permission: Permission) -> Callable[[Principal], Coroutine[Any, Any, None]]:
+    async def check(who: Who) -> None:
+        who.require(permission)
+
+    return check
+
+
+class Routes:
+    """A group of routes. Each declares its permission, or says that it is open."""
+
+    def __init__(self, tag: str, prefix: str = "") -> None:
+        self.router = APIRouter(prefix=prefix, tags=[tag])
+
+    def get(self, path: str, permission: Permission, *problem: int, **options: Any) -> Callable[[F], F]:
+        return self._route("GET", path, permission, problem, options)
+
+    def post(self, path: str, permission: Permission, *problem: int, **options: Any) -> Callable[[F], F]:
+        return self._route("POST", path, permission, problem, options)
+
+    def put(self, path: str, permission: Permission, *problem: int, **options: Any) -> Callable[[F], F]:
+        return self._route("PUT", path, permission, problem, options)
+
+    def patch(self, path: str, permission: Permission, *problem: int, **options: Any) -> Callable[[F], F]:
+        return self._route("PATCH", path, permission, problem, options)
+
+    def delete(self, path: str, permission: Permission, *problem: int, **options: Any) -> Callable[[F], F]:
+        return self._route("DELETE", path, permission, problem, options)
+
+    def open(self, method: str, path: str, *problem: int, **options: Any) -> Callable[[F], F]:
+        """A route for everybody."""
+        return self._route(method, path, None, problem, options)
+
+    def _route(
+        self, method: str, path: str, permission: Permission | None, problem: tuple[int, ...], options: dict[str, Any]
+    ) -> Callable[[F], F]:
+        statuses = {400, 413, 422, 503, *problem}
+        dependencies: list[Any] = []
+        if permission is not None:
+            statuses |= {401, 403}
+            dependencies.append(Depends(_requires(permission)))
+        declared = str(permission) if permission is not None else "open"
+        responses = problems.documented(*sorted(statuses)) | options.pop("responses", {})
+        return self.router.api_route(
+            path,
+            methods=[method],
+            dependencies=dependencies,
+            responses=responses,
+            openapi_extra={"x-permission": declared},
+            **options,
+        )

@@ -1,0 +1,297 @@
+"""What goes over the wire. Durations are seconds; times carry their zone."""
+
+from datetime import datetime, timedelta
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, StringConstraints
+
+from kappa.app.usecases.workers import LaneNow
+from kappa.engine import Executor, Job, JobState
+
+NO_NUL = r"^[^\x00]*$"
+JobId = Annotated[int, Field(ge=1, le=2**63 - 1)]
+Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._@-]{0,62}$")]
+RoleName = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_-]{0,62}$")]
+Kind = Annotated[str, StringConstraints(pattern=r"^[A-Za-z][A-Za-z0-9_.:-]{0,127}$")]
+Line = Annotated[str, StringConstraints(min_length=1, max_length=500, pattern=NO_NUL)]
+Password = Annotated[str, StringConstraints(min_length=1, max_length=1024)]
+Seconds = Annotated[float, Field(gt=0, le=10 * 365 * 86400, allow_inf_nan=False)]
+Priority = Annotated[int, Field(ge=-32767, le=32767)]
+
+
+class Body(BaseModel):
+    """A request's body: what it doesn't know, it refuses."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class EnqueueJob(Body):
+    kind: Kind = Field(examples=["self_test"])
+    payload: Any = Field(default=None, examples=[{"steps": 3}])
+    priority: Priority = 0
+    at: AwareDatetime | None = Field(default=None, description="Not before this time")
+    delay: Seconds | None = Field(default=None, description="Not before so many seconds are over")
+    dedup_key: Line | None = Field(default=None, description="A live job with the same key is given back instead")
+    timeout: Seconds | None = None
+    max_attempts: Annotated[int, Field(ge=1, le=32767)] | None = None
+    auto_approve: bool = Field(default=False, description="Approve it at once; needs `jobs:approve`")
+
+
+class EnqueuedJob(BaseModel):
+    id: int
+    status: Literal["created", "existing"]
+
+
+class Progress(BaseModel):
+    done: float | None
+    total: float | None
+    message: str | None
+
+
+class JobView(BaseModel):
+    id: int
+    kind: str
+    lane: str
+    state: JobState
+    priority: int
+    attempt: int
+    max_attempts: int
+    payload: Any
+    result: Any
+    progress: Progress | None
+    estimate: Any
+    reason: str | None
+    error_summary: str | None
+    error_detail: str | None = Field(description="The traceback, for those who have `workers:view`")
+    submitted_by: str | None
+    approved_by: str | None
+    dedup_key: str | None
+    parent_id: int | None
+    retry_of: int | None
+    timeout: float | None
+    created_at: datetime
+    approved_at: datetime | None
+    run_at: datetime | None
+    expires_at: datetime | None
+    started_at: datetime | None
+    finished_at: datetime | None
+    lease_owner: str | None
+    lease_until: datetime | None
+
+    @classmethod
+    def of(cls, job: Job, *, with_detail: bool) -> Self:
+        reported = (job.progress_done, job.progress_total, job.progress_message)
+        done, total, message = reported
+        return cls(
+            progress=None if reported == (None, None, None) else Progress(done=done, total=total, message=message),
+            timeout=None if job.timeout is None else job.timeout.total_seconds(),
+            error_detail=job.error_detail if with_detail else None,
+            **{
+                name: getattr(job, name)
+                for name in cls.model_fields
+                if name not in ("progress", "timeout", "error_detail")
+            },
+        )
+
+
+class JobPage(BaseModel):
+    items: list[JobView]
+    next: int | None = Field(description="What to give as `before` for the next page; null on the last one")
+
+
+class CancelJob(Body):
+    reason: Line | None = None
+
+
+class SetPriority(Body):
+    priority: Priority
+
+
+class LaneView(BaseModel):
+    name: str
+    kinds: list[str]
+    max_slots: int
+    slots_used: int
+    poll_interval_ms: int
+    lease_ttl: float
+    stale_timeout: float
+    enabled: bool
+    executor: Executor
+    jobs: dict[JobState, int] = Field(description="Live jobs by state")
+
+    @classmethod
+    def of(cls, now: LaneNow) -> Self:
+        lane = now.lane
+        return cls(
+            name=lane.name,
+            kinds=list(lane.kinds),
+            max_slots=lane.max_slots,
+            slots_used=now.slots_used,
+            poll_interval_ms=lane.poll_interval_ms,
+            lease_ttl=lane.lease_ttl.total_seconds(),
+            stale_timeout=lane.stale_timeout.total_seconds(),
+            enabled=lane.enabled,
+            executor=lane.executor,
+            jobs=now.jobs,
+        )
+
+
+class EditLane(Body):
+    kinds: list[Kind] | None = Field(default=None, max_length=500)
+    max_slots: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
+    poll_interval_ms: Annotated[int, Field(ge=10, le=3_600_000)] | None = None
+    lease_ttl: Annotated[float, Field(ge=1, le=86400)] | None = None
+    stale_timeout: Seconds | None = None
+    enabled: bool | None = Field(default=None, description="false drains: what runs finishes, nothing is claimed")
+    executor: Executor | None = None
+
+    def changes(self) -> dict[str, Any]:
+        given = {name: value for name, value in self if value is not None}
+        for name in ("lease_ttl", "stale_timeout"):
+            if name in given:
+                given[name] = timedelta(seconds=given[name])
+        if "executor" in given:
+            given["executor"] = given["executor"].value
+        return given
+
+
+class WorkerView(BaseModel):
+    model_config = ConfigDict(from_attributes=True)
+
+    owner: str
+    host: str
+    pid: int
+    lanes: list[str]
+    leads: bool
+    running: int
+    started_at: datetime
+    seen_at: datetime
+
+
+class PoolView(BaseModel):
+    model_config = ConfigDict(from_attributes=True)
+
+    name: str
+    size: int
+    in_use: int
+    waiting: int
+
+
+class StatusView(BaseModel):
+    version: str
+    leader: str | None = Field(description="The worker that does the maintenance; null when none does")
+    workers: list[WorkerView]
+    lanes: list[LaneView]
+    pools: list[PoolView] = Field(description="Connections of the server that answers")
+
+
+class Me(BaseModel):
+    name: str
+    permissions: list[str]
+
+
+class SignIn(Body):
+    name: Annotated[str, StringConstraints(min_length=1, max_length=63, pattern=NO_NUL)]
+    password: Password
+
+
+class SessionView(BaseModel):
+    name: str
+    permissions: list[str]
+    expires_at: datetime
+    csrf_token: str = Field(description="Goes into the header X-CSRF-Token of every change")
+
+
+class ChangePassword(Body):
+    password: Password
+
+
+class MakeUser(Body):
+    name: Name
+    password: Password | None = None
+    roles: list[RoleName] = Field(default_factory=list, max_length=100)
+
+
+class ChangeUser(Body):
+    enabled: bool | None = None
+    password: Password | None = None
+    roles: list[RoleName] | None = Field(default=None, max_length=100)
+
+
+class UserView(BaseModel):
+    model_config = ConfigDict(from_attributes=True)
+
+    name: str
+    enabled: bool
+    has_password: bool
+    roles: list[str]
+    permissions: list[str]
+    created_at: datetime
+
+
+class RoleView(BaseModel):
+    model_config = ConfigDict(from_attributes=True)
+
+    name: str
+    permissions: list[str]
+    builtin: bool
+    users: int
+
+
+class PutRole(Body):
+    permissions: list[Line] = Field(max_length=500)
+
+
+class PermissionView(BaseModel):
+    name: str
+    meaning: str
+
+
+class MakeToken(Body):
+    name: Line
+    scopes: list[Line] | None = Field(default=None, max_length=500, description="Permissions; null: all of one's own")
+    lasts: Seconds | None = Field(default=90 * 86400, description="Seconds until it expires; null: never")
+
+
+class TokenView(BaseModel):
+    model_config = ConfigDict(from_attributes=True)
+
+    id: int
+    user: str
+    name: str
+    scopes: list[str] | None
+    created_at: datetime
+    expires_at: datetime | None
+    revoked_at: datetime | None
+    last_used_at: datetime | None
+
+
+class NewTokenView(BaseModel):
+    id: int
+    expires_at: datetime | None
+    token: str = Field(description="The secret. It is shown this once and never again")
+
+
+class AuditEntry(BaseModel):
+    model_config = ConfigDict(from_attributes=True)
+
+    id: int
+    at: datetime
+    who: str
+    action: str
+    target: str
+    detail: dict[str, Any]
+    request_id: str | None
+
+
+class AuditPage(BaseModel):
+    items: list[AuditEntry]
+    next: int | None
+
+
+class Health(BaseModel):
+    status: Literal["ok"]
+
+
+class Ready(BaseModel):
+    status: Literal["ready"]

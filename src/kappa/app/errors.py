@@ -1,0 +1,50 @@
+"""What the application refuses, and why.
+
+KappaError
+└── AppError
+    ├── NotAuthenticated   no token or session, or one that doesn't count
+    ├── Forbidden          known, but not allowed to
+    ├── Throttled          too many tries; says when the next one is listened to
+    ├── NotFound
+    ├── Conflict           it is there already, or something needs it
+    ├── Refused            the request makes no sense as it is
+    └── Draining           the server is about to stop and takes nothing new
+"""
+
+from kappa.pg import KappaError
+
+
+class AppError(KappaError):
+    """Everything that the application refuses."""
+
+
+class NotAuthenticated(AppError):
+    """No token or session, or one that doesn't count."""
+
+
+class Forbidden(AppError):
+    """Known, but not allowed to."""
+
+
+class Throttled(AppError):
+    """Too many tries."""
+
+    def __init__(self, text: str, retry_after: float) -> None:
+        super().__init__(text)
+        self.retry_after = retry_after
+
+
+class NotFound(AppError):
+    """There is no such thing."""
+
+
+class Conflict(AppError):
+    """It is there already, or something needs it."""
+
+
+class Refused(AppError):
+    """The request makes no sense as it is."""
+
+
+class Draining(AppError):
+    """The server is about to stop."""

@@ -1,0 +1,50 @@
+"""Who may do what: permissions are `resource:action`, roles are sets of them."""
+
+from enum import StrEnum
+
+
+class Permission(StrEnum):
+    ACCOUNT_USE = "account:use"
+    JOBS_VIEW = "jobs:view"
+    JOBS_ENQUEUE = "jobs:enqueue"
+    JOBS_CANCEL = "jobs:cancel"
+    JOBS_RETRY = "jobs:retry"
+    JOBS_PRIORITISE = "jobs:prioritise"
+    JOBS_APPROVE = "jobs:approve"
+    JOBS_MANAGE = "jobs:manage"
+    WORKERS_VIEW = "workers:view"
+    WORKERS_MANAGE = "workers:manage"
+    USERS_VIEW = "users:view"
+    USERS_MANAGE = "users:manage"
+    AUDIT_VIEW = "audit:view"
+
+
+MEANING: dict[Permission, str] = {
+    Permission.ACCOUNT_USE: "see oneself, keep one's own tokens, change one's own password",
+    Permission.JOBS_VIEW: "list and show jobs, watch their progress",
+    Permission.JOBS_ENQUEUE: "enqueue jobs",
+    Permission.JOBS_CANCEL: "cancel one's own jobs",
+    Permission.JOBS_RETRY: "retry one's own jobs",
+    Permission.JOBS_PRIORITISE: "change the priority of one's own jobs",
+    Permission.JOBS_APPROVE: "approve and reject jobs",
+    Permission.JOBS_MANAGE: "cancel, retry and re-prioritise the jobs of others as well",
+    Permission.WORKERS_VIEW: "see workers, lanes, metrics, and the tracebacks of jobs",
+    Permission.WORKERS_MANAGE: "edit, drain and resume lanes; cancel and re-prioritise any job",
+    Permission.USERS_VIEW: "see users, roles and their tokens",
+    Permission.USERS_MANAGE: "make, change and remove users, roles and tokens",
+    Permission.AUDIT_VIEW: "read the audit log",
+}
+
+_READ_ONLY = frozenset({Permission.ACCOUNT_USE, Permission.JOBS_VIEW})
+_CONTRIBUTOR = _READ_ONLY | {Permission.JOBS_ENQUEUE, Permission.JOBS_CANCEL, Permission.JOBS_RETRY}
+_CURATOR = _CONTRIBUTOR | {Permission.JOBS_PRIORITISE, Permission.JOBS_APPROVE, Permission.JOBS_MANAGE}
+_ADMIN = _CURATOR | {Permission.USERS_VIEW, Permission.USERS_MANAGE, Permission.AUDIT_VIEW}
+
+ROLES: dict[str, frozenset[Permission]] = {
+    "read_only": _READ_ONLY,
+    "contributor": _CONTRIBUTOR,
+    "curator": _CURATOR,
+    "admin": _ADMIN,
+    "platform_admin": frozenset(Permission),
+}
+"""The roles that are always there. Others are made by those who may manage users."""

@@ -1,0 +1,256 @@
+"""`kg up`: the API, the lanes and the maintenance, from the first listener to the last written outcome.
+
+Signals are handled here, not by uvicorn: it would close its listeners first, and then nobody could be told that the
+server drains.
+"""
+
+import asyncio
+import logging
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Awaitable, Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+import uvicorn
+from anyio.to_thread import current_default_thread_limiter
+
+from kappa.app import home, wiring
+from kappa.app.api import application
+from kappa.app.api.middleware import Guard
+from kappa.app.errors import AppError, Conflict, NotAuthenticated
+from kappa.app.lanes import Lanes, LanesInProcesses, LanesInThread, NoLanes
+from kappa.app.permissions import Permission
+from kappa.app.services import API_SHARE, Services, open_services
+from kappa.app.settings import Settings
+from kappa.app.usecases.principal import Principal
+from kappa.engine import Engine, WorkerConfig, run_until_signal
+from kappa.engine.loops import loop_factory
+from kappa.pg import Bounds
+
+log = logging.getLogger(__name__)
+
+OPERATOR = "operator"
+PORTS_TRIED = 20
+LAST_WORDS = 5.0
+"""Seconds in which an open stream can still say that the server drains."""
+
+_ITSELF = Principal(0, "kappa", frozenset(Permission))
+
+
+class CannotListen(AppError):
+    """The address is not to be had."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Which parts of a server run."""
+
+    api: bool = True
+    lanes: bool = True
+    maintenance: bool = True
+    workers: int = 0
+    """So many processes of their own for the lanes; 0 runs them in a thread of the server's."""
+    with_parent: bool = False
+    """End when standard input does: a parent that was killed can't say good-bye."""
+
+
+@dataclass(frozen=True, slots=True)
+class Up:
+    """A server that has begun to listen."""
+
+    url: str
+    token_file: Path | None
+    options: Options
+    lanes: tuple[str, ...]
+
+
+def up(
+    settings: Settings, options: Options, say: Callable[[str], None], greet: Callable[[Up], None], *, any_port: bool
+) -> None:
+    """Serve until a signal comes, then drain."""
+    with wiring.open_database(settings, "kg up", say) as database:
+        database.check_capacity()
+        engine = wiring.build_engine(settings, database)
+        wiring.install(engine)
+        served = engine.served_lanes if options.lanes else ()
+        with asyncio.Runner(loop_factory=loop_factory()) as runner:
+            if options.api:
+                with listener(settings.host, settings.port, any_port=any_port) as socket_:
+                    runner.run(Server(settings, options, engine, served, socket_, greet).run())
+            else:
+                runner.run(_only_lanes(settings, options, engine))
+
+
+@contextmanager
+def listener(host: str, port: int, *, any_port: bool) -> Generator[socket.socket]:
+    """A listening socket. A port that nobody asked for by name may be another one if it is taken."""
+    ports = range(port, port + PORTS_TRIED) if any_port and port else [port]
+    error: OSError | None = None
+    for number in ports:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listening = socket.socket(family)
+        try:
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listening.bind((host, number))
+            listening.listen(2048)
+        except (OSError, OverflowError) as refused:
+            listening.close()
+            error = refused if isinstance(refused, OSError) else OSError(str(refused))
+            continue
+        with listening:
+            yield listening
+        return
+    raise CannotListen(f"can't listen on {host}:{port}: {error}; --port takes another one, 0 a free one")
+
+
+class Server:
+    """One process that serves."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        options: Options,
+        engine: Engine,
+        served: tuple[str, ...],
+        listening: socket.socket,
+        greet: Callable[[Up], None],
+    ) -> None:
+        self._settings = settings
+        self._options = options
+        self._engine = engine
+        self._served = served
+        self._listening = listening
+        self._greet = greet
+        self._stop = asyncio.Event()
+        self.guard = Guard()
+
+    def stop(self) -> None:
+        """Begin to drain."""
+        self._stop.set()
+
+    async def run(self) -> None:
+        current_default_thread_limiter().total_tokens = self._settings.threadpool_tokens
+        async with open_services(self._settings, self._engine) as services:
+            token_file = await operator_token(services, self._settings.home)
+            web = _Uvicorn(_uvicorn_config(application.build(services, self.guard)))
+            lanes = self._lanes()
+            lanes.start()
+            serving = asyncio.create_task(web.serve([self._listening]), name="serve")
+            working = asyncio.create_task(lanes.ended(), name="lanes")
+            self._on_signals()
+            with home.announced(self._settings.home, self._url):
+                self._greet(Up(self._url, token_file, self._options, self._served))
+                stopping = asyncio.create_task(self._stop.wait())
+                await asyncio.wait([serving, working, stopping], return_when=asyncio.FIRST_COMPLETED)
+                stopping.cancel()
+                self.guard.drain()
+            lanes.stop()
+            await asyncio.wait([working], timeout=self._settings.grace + 15)
+            await self._requests_end()
+            web.should_exit = True
+            await serving
+            if working.done():
+                working.result()
+
+    @property
+    def _url(self) -> str:
+        host, port = self._listening.getsockname()[:2]
+        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+    def _lanes(self) -> Lanes:
+        if self._options.workers and self._options.lanes:
+            return LanesInProcesses(_child_command(self._options), self._options.workers)
+        if self._options.lanes or self._options.maintenance:
+            return LanesInThread(self._engine, worker_config(self._settings, self._options, beside_api=True))
+        return NoLanes()
+
+    async def _requests_end(self) -> None:
+        """Requests under way may end; streams hear that the server drains."""
+        until = asyncio.get_running_loop().time() + LAST_WORDS
+        while self.guard.under_way and asyncio.get_running_loop().time() < until:
+            await asyncio.sleep(0.05)
+
+    def _on_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+
+        def told() -> None:
+            log.info("told to stop: draining")
+            self.stop()
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.remove_signal_handler(number)
+
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, told)
+
+
+class _Uvicorn(uvicorn.Server):
+    """uvicorn without its signal handlers."""
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None]:
+        yield
+
+
+def _uvicorn_config(app: Callable[..., Awaitable[None]]) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=30,
+        timeout_graceful_shutdown=int(LAST_WORDS),
+    )
+
+
+async def operator_token(services: Services, place: Path) -> Path | None:
+    """The file with the operator's token, made if there is none that this database knows."""
+    secret = home.read_token(place)
+    if secret is not None:
+        try:
+            await services.credentials.by_token(secret)
+            return home.token_file(place)
+        except NotAuthenticated:
+            pass
+    try:
+        await services.people.make_user(_ITSELF, OPERATOR, roles=["platform_admin"])
+    except Conflict:
+        if not (await services.people.user(OPERATOR)).enabled:
+            return None  # somebody switched the operator off; that is not undone behind their back
+    made = await services.credentials.make_token(
+        _ITSELF, f"the operator on {socket.gethostname()}", user=OPERATOR, user_permissions=frozenset()
+    )
+    return home.write_token(place, made.secret)
+
+
+def worker_config(settings: Settings, options: Options, *, beside_api: bool) -> WorkerConfig:
+    most = max(1, settings.pool_queue - (API_SHARE if beside_api else 0))
+    return WorkerConfig(
+        lanes=None if options.lanes else (),
+        lead=options.maintenance,
+        grace=timedelta(seconds=settings.grace),
+        pool=Bounds(1, most, settings.pool_wait),
+    )
+
+
+async def _only_lanes(settings: Settings, options: Options, engine: Engine) -> None:
+    worker = engine.worker(worker_config(settings, options, beside_api=False))
+    if options.with_parent:
+        loop = asyncio.get_running_loop()
+
+        def watch() -> None:
+            sys.stdin.buffer.read()
+            loop.call_soon_threadsafe(worker.stop)
+
+        threading.Thread(target=watch, name="parent", daemon=True).start()
+    await run_until_signal(worker)
+
+
+def _child_command(options: Options) -> list[str]:
+    command = ["-m", "kappa.app.cli.entry", "up", "--no-api", "--with-parent"]
+    return command if options.maintenance else [*command, "--no-maintenance"]

@@ -1,0 +1,48 @@
+"""The audit log: who did what to what. Written in the transaction of the act, so that neither is without the other."""
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from psycopg import AsyncConnection
+from pydantic_core import to_json
+
+from kappa.app.usecases.principal import Principal
+from kappa.pg import AsyncPool, queries
+from kappa.pg.ops import Op, nothing, run_async
+from kappa.pg.queries import Row
+
+sql = queries.beside(__file__)
+RECORD = sql["record"]
+READ = sql["read"]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """Something that somebody did."""
+
+    id: int
+    at: datetime
+    who: str
+    action: str
+    target: str
+    detail: dict[str, Any]
+    request_id: str | None
+
+
+async def record(connection: AsyncConnection[Row], who: Principal, action: str, target: object, **detail: Any) -> None:
+    params = {
+        "who": who.name,
+        "action": action,
+        "target": str(target),
+        "detail": to_json(detail).decode(),
+        "request_id": who.request_id,
+    }
+    await run_async(connection, Op(RECORD, params, nothing))
+
+
+async def read(pool: AsyncPool, *, before: int | None = None, limit: int = 50) -> list[Entry]:
+    """The newest first; `before` is the last id of the page before."""
+    op = Op(READ, {"before": before, "limit": limit}, lambda rows: [Entry(*row) for row in rows])
+    async with pool.connection(who="audit") as connection:
+        return await run_async(connection, op)

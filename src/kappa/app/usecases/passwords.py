@@ -1,0 +1,39 @@
+"""Passwords, hashed by Argon2id. It takes its time and memory on purpose, so it runs in threads, two at once."""
+
+import anyio
+from anyio.to_thread import run_sync
+from argon2 import PasswordHasher
+from argon2.exceptions import InvalidHashError, VerificationError
+
+from kappa.app.errors import Refused
+
+SHORTEST = 12
+LONGEST = 1024
+AT_ONCE = 2
+
+_hasher = PasswordHasher()
+# What an unknown name's password is compared with: it takes as long as a known one's.
+_NOBODY = _hasher.hash("nobody signs in with this one")
+
+
+class Passwords:
+    """Hashes and checks, off the event loop."""
+
+    def __init__(self) -> None:
+        self._gate = anyio.CapacityLimiter(AT_ONCE)
+
+    async def hash(self, password: str) -> str:
+        if not SHORTEST <= len(password) <= LONGEST:
+            raise Refused(f"a password has {SHORTEST} to {LONGEST} characters")
+        return await run_sync(_hasher.hash, password, limiter=self._gate)
+
+    async def check(self, password: str, hashed: str | None) -> bool:
+        right = await run_sync(_check, password, hashed or _NOBODY, limiter=self._gate)
+        return right and hashed is not None
+
+
+def _check(password: str, hashed: str) -> bool:
+    try:
+        return _hasher.verify(hashed, password)
+    except (VerificationError, InvalidHashError):
+        return False

@@ -24,6 +24,7 @@ from psycopg.conninfo import make_conninfo
 from psycopg.pq import TransactionStatus
 from psycopg_pool import AsyncConnectionPool, ConnectionPool, PoolTimeout
 
+from kappa.pg import keepalive
 from kappa.pg.errors import PoolExhausted, PoolUnreachable
 from kappa.pg.queries import Row
 
@@ -182,13 +183,14 @@ async def _check_async(connection: AsyncConnection[Row]) -> None:
         await connection.execute(b"")
 
 
-def _connection_options(name: str, pooled_by_server: bool) -> dict[str, Any]:
+def _connection_options(url: str, name: str, pooled_by_server: bool) -> dict[str, Any]:
     # A pooler in transaction mode gives every transaction another session: a statement prepared in one
     # does not exist in the next.
     return {
         "autocommit": True,
         "application_name": f"kappa {name}",
         "prepare_threshold": None if pooled_by_server else 5,
+        **keepalive.options(url, direct=not pooled_by_server),
     }
 
 
@@ -199,7 +201,7 @@ class Pool:
         self._ledger = _Ledger[Connection[Row]](name, bounds, url)
         self._pool: ConnectionPool[Connection[Row]] = ConnectionPool(
             url,
-            kwargs=_connection_options(name, behind_pooler),
+            kwargs=_connection_options(url, name, behind_pooler),
             min_size=bounds.min_size,
             max_size=bounds.max_size,
             timeout=bounds.wait,
@@ -288,7 +290,7 @@ class AsyncPool:
         self._ledger = _Ledger[AsyncConnection[Row]](name, bounds, url)
         self._pool: AsyncConnectionPool[AsyncConnection[Row]] = AsyncConnectionPool(
             url,
-            kwargs=_connection_options(name, behind_pooler),
+            kwargs=_connection_options(url, name, behind_pooler),
             min_size=bounds.min_size,
             max_size=bounds.max_size,
             timeout=bounds.wait,

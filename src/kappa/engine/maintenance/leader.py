@@ -17,6 +17,7 @@ from kappa.engine.maintenance.services import Service
 from kappa.engine.signals import Signals
 from kappa.engine.store import maintenance
 from kappa.engine.waiting import happens
+from kappa.pg import keepalive
 from kappa.pg.ops import run_async
 from kappa.pg.queries import Row
 
@@ -24,14 +25,6 @@ log = logging.getLogger(__name__)
 
 LOCKED_AGAIN = 0.1
 """Seconds until something that is due already, but locked by somebody, is looked at again."""
-
-# A leader whose host vanished must not keep the lock until TCP gives up by itself.
-KEEPALIVE = {
-    "tcp_keepalives_idle": "5",
-    "tcp_keepalives_interval": "2",
-    "tcp_keepalives_count": "3",
-    "tcp_user_timeout": "10000",
-}
 
 
 class Leader:
@@ -75,11 +68,14 @@ class Leader:
 
     async def _stand_by_and_lead(self) -> None:
         connection = await AsyncConnection.connect(
-            self._url, autocommit=True, application_name="kappa leader", connect_timeout=10
+            self._url,
+            autocommit=True,
+            application_name="kappa leader",
+            connect_timeout=10,
+            # A leader whose host vanished must not keep the lock until TCP gives up by itself.
+            **keepalive.options(self._url, idle=5, interval=2, direct=True),
         )
         async with connection:
-            for name, value in KEEPALIVE.items():
-                await connection.execute("SELECT set_config(%s, %s, false)", [name, value])
             # Asked again and again, not waited for: a statement that waits for a lock holds a snapshot, and that
             # keeps vacuum from the whole database.
             while not await run_async(connection, maintenance.try_lead()):

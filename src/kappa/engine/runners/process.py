@@ -27,6 +27,7 @@ from kappa.engine.model import JobState
 from kappa.engine.store import jobs
 from kappa.engine.store.jobs import Finish
 from kappa.engine.threads import BoundedThreads
+from kappa.pg import keepalive
 from kappa.pg.ops import run
 from kappa.pg.queries import Row
 
@@ -107,7 +108,12 @@ class ChildContext:
         if self.lease_lost:
             raise LeaseLost(f"the lease of job {self.job_id} is lost: nothing more can be written")
         if self._connection is None:
-            self._connection = psycopg.connect(self._url, autocommit=True, application_name=f"kappa job {self.job_id}")
+            self._connection = psycopg.connect(
+                self._url,
+                autocommit=True,
+                application_name=f"kappa job {self.job_id}",
+                **keepalive.options(self._url, direct=False),
+            )
             # Begun here, so that the handler's blocks are savepoints and only `end` commits.
             self._connection.execute("BEGIN")
         with self._connection.transaction():

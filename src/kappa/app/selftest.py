@@ -28,8 +28,9 @@ def declare(engine: Engine) -> None:
     engine.job("self_test", timeout=timedelta(hours=2), idempotent=True)(self_test)
 
 
-def self_test(ctx: JobContext, payload: SelfTest) -> SelfTestResult:
+def self_test(ctx: JobContext, asked: SelfTest | None) -> SelfTestResult:
     """So many steps, each reported; a step is where it can be cancelled."""
+    payload = asked or SelfTest()
     begun = time.monotonic()
     for step in range(1, payload.steps + 1):
         while (left := begun + payload.seconds * step / payload.steps - time.monotonic()) > 0:

@@ -6,6 +6,7 @@ import pytest
 
 from kappa.engine import AsyncClient, Client, Engine
 from kappa.engine.testing import Heard
+from tests.engine.site import Site
 
 
 @pytest.fixture
@@ -32,3 +33,11 @@ async def heard(engine: Engine) -> AsyncIterator[Heard]:
     listening = Heard(engine)
     yield listening
     listening.stop()
+
+
+@pytest.fixture
+def site(url: str) -> Iterator[Site]:
+    """Where the handlers of `work` run."""
+    made = Site(url)
+    yield made
+    made.close()

@@ -1,7 +1,6 @@
 """Busy lanes: tasks that short handlers share, and settlements that go along with the next claim."""
 
 import asyncio
-from collections.abc import Iterator
 from contextvars import ContextVar
 from dataclasses import replace
 from datetime import timedelta
@@ -21,13 +20,6 @@ from tests.engine.work import LANE
 
 FOLLOWER = WorkerConfig(lead=False, grace=timedelta(seconds=5), start_mark_after=timedelta(hours=1))
 WAITING_FOR_LANE = "SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
-
-
-@pytest.fixture
-def site(url: str) -> Iterator[Site]:
-    made = Site(url)
-    yield made
-    made.close()
 
 
 def lane(engine: Engine, *kinds: str, slots: int) -> None:

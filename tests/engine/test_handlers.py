@@ -4,7 +4,6 @@ import asyncio
 import multiprocessing
 import os
 import threading
-from collections.abc import Iterator
 from datetime import timedelta
 
 import pytest
@@ -28,13 +27,6 @@ from tests.engine.work import LANE, outcome_async
 HOUR = timedelta(hours=1)
 FOLLOWER = WorkerConfig(lead=False, grace=timedelta(seconds=5))
 """Time moves only when the test says so."""
-
-
-@pytest.fixture
-def site(url: str) -> Iterator[Site]:
-    made = Site(url)
-    yield made
-    made.close()
 
 
 @pytest.fixture(params=[Executor.THREAD, Executor.ASYNC, Executor.PROCESS], ids=lambda executor: executor.value)

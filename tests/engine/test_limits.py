@@ -3,7 +3,6 @@
 import asyncio
 import sys
 import threading
-from collections.abc import Iterator
 from dataclasses import replace
 from datetime import timedelta
 from typing import NoReturn
@@ -27,6 +26,7 @@ from kappa.engine.config import cores
 from kappa.engine.loops import loop_factory
 from kappa.engine.testing import Heard, drain, working
 from kappa.engine.threads import BoundedThreads
+from kappa.pg import Bounds
 from tests.engine import work
 from tests.engine.site import HOUR_MS, Site, seen
 from tests.engine.work import LANE, Task
@@ -34,16 +34,44 @@ from tests.engine.work import LANE, Task
 FOLLOWER = WorkerConfig(lead=False, grace=timedelta(seconds=5))
 
 
-@pytest.fixture
-def site(url: str) -> Iterator[Site]:
-    made = Site(url)
-    yield made
-    made.close()
-
-
 def lane(engine: Engine, kind: str, executor: Executor, slots: int = 8) -> None:
     engine.lane(Lane(LANE, kinds=(kind,), max_slots=slots, poll_interval_ms=HOUR_MS, executor=executor))
     engine.install()
+
+
+# Connections
+
+
+async def test_handlers_of_both_sorts_and_the_worker_share_the_pools_connections(
+    engine: Engine, client: Client, heard: Heard, site: Site
+) -> None:
+    @engine.job("in_a_thread")
+    def in_a_thread(ctx: JobContext) -> None:
+        with ctx.transaction() as connection:
+            connection.execute("SELECT pg_advisory_xact_lock_shared(%s, 1)", [work.GATES])
+
+    @engine.job("on_the_loop")
+    async def on_the_loop(ctx: AsyncJobContext) -> None:
+        async with ctx.transaction() as connection:
+            await connection.execute("SELECT pg_advisory_xact_lock_shared(%s, 1)", [work.GATES])
+
+    kinds = ("in_a_thread", "on_the_loop")
+    engine.lane(Lane(LANE, kinds=kinds, max_slots=16, poll_interval_ms=HOUR_MS))
+    engine.install()
+    site.shut(1)
+    for kind in kinds:
+        for _ in range(8):
+            client.enqueue(kind)
+    async with working(engine, replace(FOLLOWER, pool=Bounds(1, 8, wait=30))):
+        await heard.until("claimed", count=16)
+        held = (
+            "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND classid = %s AND objid = 1 AND NOT granted"
+        )
+        await seen(lambda: site.rows(held, work.GATES) == [4])  # half of eight are the handlers'
+        ours = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND application_name LIKE %s"
+        assert site.rows(ours, "kappa queue%")[0] - client.pool_use().size <= 8
+        site.open(1)
+        await heard.until("settled", count=16)
 
 
 # Threads beside the handlers

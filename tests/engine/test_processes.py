@@ -3,7 +3,6 @@
 import asyncio
 import os
 import signal
-from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 
@@ -29,13 +28,6 @@ build(url, executor, 1.0, 2).run(WorkerConfig(lead=False, grace=timedelta(second
 
 HOUR = timedelta(hours=1)
 FOLLOWER = WorkerConfig(lead=False, grace=timedelta(seconds=5))
-
-
-@pytest.fixture
-def site(url: str) -> Iterator[Site]:
-    made = Site(url)
-    yield made
-    made.close()
 
 
 @pytest.fixture

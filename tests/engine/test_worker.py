@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import timedelta
 
 import psycopg
@@ -29,13 +29,6 @@ END $$;
 CREATE TRIGGER count_renewals AFTER UPDATE ON kappa.jobs REFERENCING OLD TABLE AS before NEW TABLE AS after
     FOR EACH STATEMENT EXECUTE FUNCTION count_renewals();
 """
-
-
-@pytest.fixture
-def site(url: str) -> Iterator[Site]:
-    made = Site(url)
-    yield made
-    made.close()
 
 
 class Crowd:

@@ -15,7 +15,7 @@ from kappa.app.usecases.workers import Workers
 from kappa.engine import AsyncClient, Engine
 from kappa.pg import AsyncPool, Bounds
 
-API_SHARE = 4
+API_SHARE = 3
 """Of the pool `queue`: what the API takes. The rest is the worker's."""
 
 

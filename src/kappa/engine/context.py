@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Coroutine, Generator
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
+from contextvars import ContextVar
 from typing import Any, Protocol, TypeVar
 
 from psycopg import AsyncConnection, Connection
@@ -77,6 +78,26 @@ class Running:
     @property
     def attempt(self) -> int:
         return self.claimed.attempt if self.claimed.started else self.claimed.attempt + 1
+
+    @property
+    def facts(self) -> dict[str, int | str]:
+        """What a line of a log says of the attempt it is about."""
+        return {"job": self.claimed.id, "attempt": self.attempt, "lane": self.lane, "kind": self.claimed.kind}
+
+
+class _HasFacts(Protocol):
+    @property
+    def facts(self) -> dict[str, int | str]: ...
+
+
+current: ContextVar[_HasFacts | None] = ContextVar("kappa_current_attempt", default=None)
+"""The attempt whose handler runs here: in its thread, in its task on the loop and those it begins, in its process."""
+
+
+def current_facts() -> dict[str, int | str]:
+    """The job, attempt, lane and kind whose handler calls this; nothing where no handler does."""
+    found = current.get()
+    return {} if found is None else found.facts
 
 
 class Office(Protocol):

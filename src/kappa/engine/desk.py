@@ -146,8 +146,9 @@ class Desk:
         if running.lost_told:
             return
         running.lost_told = True
-        self._signals.emit("lease_lost", job=running.claimed.id, kind=running.claimed.kind, lane=running.lane)
-        log.warning("job %d: the lease is lost", running.claimed.id)
+        seconds = time.monotonic() - running.begun
+        self._signals.emit("lease_lost", **running.facts, seconds=seconds)
+        log.warning("job %d: the lease is lost", running.claimed.id, extra=running.facts)
 
     async def release(self) -> None:
         """Give up every lease that is still held, so that others adopt the jobs at once."""
@@ -181,16 +182,16 @@ class Desk:
     def _unwritable(self, running: Running, error: Exception) -> None:
         """An outcome that the database refuses: the job fails, and the others of its batch are none the worse."""
         if running.unwritable:
-            log.error("job %d: its outcome can't be written: %s", running.claimed.id, error)
+            log.error("job %d: its outcome can't be written: %s", running.claimed.id, error, extra=running.facts)
             return self.forget(running)
         running.unwritable = True
         running.progress = None
-        log.warning("job %d: the database refuses its outcome: %s", running.claimed.id, error)
+        log.warning("job %d: the database refuses its outcome: %s", running.claimed.id, error, extra=running.facts)
         summary = "what the handler gave can't be kept"
         return self.settle(running, Finish(*running.held, JobState.FAILED, summary=summary))
 
     def _ignored(self, running: Running, error: Exception) -> None:
-        log.warning("job %d: the database refuses a report: %s", running.claimed.id, error)
+        log.warning("job %d: the database refuses a report: %s", running.claimed.id, error, extra=running.facts)
 
     def _close(self, running: Running, written: bool, state: JobState) -> None:
         if written:
@@ -203,8 +204,9 @@ class Desk:
         if self._signals.heard:
             claimed, seconds = running.claimed, time.monotonic() - running.begun
             self._signals.emit(
-                "settled", job=claimed.id, kind=claimed.kind, lane=running.lane, state=state, seconds=seconds
-            )
+                "settled", job=claimed.id, kind=claimed.kind, lane=running.lane, state=state, seconds=seconds,
+                attempt=running.attempt, adopted=claimed.adopted,
+            )  # fmt: skip
 
     async def _mark(self, batch: list[Running]) -> None:
         young = [running for running in batch if not running.finished and not running.lost]

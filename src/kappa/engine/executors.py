@@ -15,7 +15,7 @@ from typing import Any
 import psycopg
 
 from kappa.engine import attempt
-from kappa.engine.context import AsyncJobContext, JobContext, Running
+from kappa.engine.context import AsyncJobContext, JobContext, Running, current
 from kappa.engine.desk import Desk
 from kappa.engine.errors import LeaseLost
 from kappa.engine.model import Executor, JobState
@@ -59,10 +59,12 @@ class SharedTasks:
             self._loop.call_soon(self._hand_out)
 
     async def _work(self) -> None:
-        task, untouched = asyncio.current_task(), copy_context()
+        task = asyncio.current_task()
         while self._ready:
             turn, running = self._turn, self._ready.popleft()
             running.task = task
+            current.set(running)
+            untouched = copy_context()
             await self._attempt(running)
             if turn != self._turn or copy_context() != untouched:
                 return
@@ -135,7 +137,7 @@ class Executors:
             return
         except psycopg.Error as error:
             # Whether the commit arrived is unknown. If it did, the job is settled; if not, the lease runs out.
-            log.warning("job %d: its transaction ended with %s", running.claimed.id, error)
+            log.warning("job %d: its transaction ended with %s", running.claimed.id, error, extra=running.facts)
             await self._give_up(running)
             return
         if committed:
@@ -165,7 +167,7 @@ class Executors:
         self._desk.forget(running)
 
     async def _in_thread(self, running: Running, call: Callable[[Running], Finish | PutBack | None]) -> None:
-        outcome = await self._threads.submit(lambda: call(running))
+        outcome = await self._threads.submit(lambda: _as_current(running, call))
         if running.timed_out:
             return  # settled when its time was up; until now it had its thread
         if isinstance(outcome, (Finish, PutBack)):
@@ -204,7 +206,7 @@ class Executors:
         except (psycopg.IntegrityError, psycopg.InternalError, psycopg.ProgrammingError) as error:
             return attempt.of_error(running, error)  # the commit itself was refused
         except psycopg.Error as error:
-            log.warning("job %d: its transaction ended with %s", running.claimed.id, error)
+            log.warning("job %d: its transaction ended with %s", running.claimed.id, error, extra=running.facts)
         running.lost = True
         return None
 
@@ -218,6 +220,16 @@ class Executors:
             return None
         except BaseException as error:
             return attempt.of_error(running, error)
+
+
+def _as_current(
+    running: Running, call: Callable[[Running], Finish | PutBack | None]
+) -> Finish | PutBack | None:
+    token = current.set(running)
+    try:
+        return call(running)
+    finally:
+        current.reset(token)  # an idle thread holds no payload
 
 
 def _success(outcome: Finish | PutBack) -> Finish | None:

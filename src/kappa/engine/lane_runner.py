@@ -80,7 +80,8 @@ class LaneRunner:
                 try:
                     await self._fill()
                 except (psycopg.OperationalError, PgError) as error:
-                    log.warning("lane %s: no claim, next try soon: %s", self.lane.name, error)
+                    lane = self.lane.name
+                    log.warning("lane %s: no claim, next try soon: %s", lane, error, extra={"lane": lane})
                     self._carry_no_more()
                     self._asleep = False
                     await asyncio.sleep(RETRY * random.uniform(0.8, 1.2))  # noqa: S311

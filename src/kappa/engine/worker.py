@@ -36,14 +36,14 @@ from kappa.engine.signals import Signals
 from kappa.engine.store import lanes
 from kappa.engine.threads import BoundedThreads, Threads
 from kappa.engine.waiting import end, happens
-from kappa.pg import AsyncPool, Bounds, Database, Listening, Notification, PgError, Pool, listen
+from kappa.pg import AsyncPool, Bounds, Database, Listening, Notification, PgError, Pool, PoolUse, listen
 from kappa.pg.ops import run_async
 
 log = logging.getLogger(__name__)
 
 CHANNELS = ("kappa_wake", "kappa_job", "kappa_due", "kappa_lane")
 CORE_CONNECTIONS = 5
-"""Of the pool `queue`: what the worker needs for itself. The rest is for handlers' transactions in threads."""
+"""Of the pool `queue`: what the worker takes for itself at most, and half at most. The rest is for handlers."""
 LAST_WRITES = 10.0
 """How long a worker that ends tries to write the outcomes it still has."""
 FIND_LANES_EVERY = 60.0
@@ -69,6 +69,7 @@ class Worker:
         self._errands: set[asyncio.Task[None]] = set()
         self._next_deadline = math.inf
         self._deadline_nears = asyncio.Event()
+        self._pools: tuple[AsyncPool | Pool, ...] = ()
 
     def stop(self) -> None:
         """Drain: claim nothing more, give running jobs their grace, release the rest, end."""
@@ -93,20 +94,27 @@ class Worker:
                 await end(services)
                 await self._leave()
 
+    def pools(self) -> list[PoolUse]:
+        """Its pools as they are now, from any thread; none before they are open."""
+        return [pool.use() for pool in self._pools]
+
     async def _until_stopped(self) -> None:
         await self._stop.wait()
 
     async def _open(self, stack: AsyncExitStack) -> None:
         bounds, behind = self.config.pool, self._database.behind_pooler
-        core = min(CORE_CONNECTIONS, bounds.max_size)
+        core = max(1, min(CORE_CONNECTIONS, bounds.max_size // 2))
         own = Bounds(min(bounds.min_size, core), core, bounds.wait)
         self._pool = await stack.enter_async_context(AsyncPool(self._database.url, "queue", own, behind_pooler=behind))
-        rest = Bounds(0, max(1, bounds.max_size - core), bounds.wait)
-        blocking = Pool(self._database.url, "queue handlers", rest, behind_pooler=behind)
-        loop_pool = AsyncPool(self._database.url, "queue handlers", rest, behind_pooler=behind)
+        in_threads, on_loop = self._handlers_share(bounds.max_size - core)
+        blocking = Pool(self._database.url, "queue handlers", Bounds(0, in_threads, bounds.wait), behind_pooler=behind)
+        loop_pool = AsyncPool(
+            self._database.url, "queue handlers", Bounds(0, on_loop, bounds.wait), behind_pooler=behind
+        )
         await stack.enter_async_context(loop_pool)
         stack.callback(blocking.close)
         await asyncio.to_thread(blocking.open)
+        self._pools = (self._pool, loop_pool, blocking)
         self._desk = Desk(self._pool, self.config, self.signals, self._done, self._carry)
         beside = BoundedThreads(self.config.job_threads)
         stack.callback(beside.shutdown)
@@ -121,6 +129,12 @@ class Worker:
         every = self.config.lead_every.total_seconds()
         self._leader = Leader(self._database.direct_url, services, self.signals, every, self.owner)
         await self._give_sign_of_life()
+
+    def _handlers_share(self, connections: int) -> tuple[int, int]:
+        """How many connections the handlers in threads get, and those on the loop: what they need, together no more."""
+        kinds = {self._registry.get(kind).is_async for kind in self._registry.kinds}
+        on_loop = connections // 2 if len(kinds) == 2 else connections if True in kinds else 0
+        return max(1, connections - on_loop), max(1, on_loop)
 
     def _services(self) -> dict[str, Coroutine[Any, Any, None]]:
         found: dict[str, Coroutine[Any, Any, None]] = {

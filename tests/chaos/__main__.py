@@ -3,6 +3,7 @@
 import argparse
 import functools
 import secrets
+import signal
 import sys
 
 from tests.chaos.run import run
@@ -21,6 +22,8 @@ def main() -> int:
     asked = parser.parse_args()
     seed = secrets.randbelow(1_000_000) if asked.seed is None else asked.seed
     say(f"seed {seed}")
+    # So that the cluster is taken down and its disk unmounted then, too.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     report = run(seed, minutes=asked.minutes, jobs=asked.jobs, faults=asked.faults, say=say)
     for violation in report.violations[:SHOWN]:
         say(f"VIOLATION (seed {seed}) {violation}")

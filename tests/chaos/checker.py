@@ -4,17 +4,23 @@ Where an instant matters it is that of the commit, which is when others could se
 benefit of the doubt only where a statement may rightly have seen either of two states.
 """
 
-from collections import defaultdict
+import errno
+import os
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from itertools import groupby, pairwise
 
+from tests.chaos import artifacts
 from tests.chaos.record import Ended, Entry, Fate, Fire, LaneEdit, Record, Write
 
 LEADER = "kappa leader"
 DRAIN_WITHIN = 60.0
 ROWS_SHOWN = 40
+NO_SPACE = os.strerror(errno.ENOSPC)
+LOST = "lost"
+"""What the engine says of attempts whose worker is gone."""
 
 # A commit's time is taken a little before others can see it.
 UNSEEN = timedelta(milliseconds=250)
@@ -183,6 +189,35 @@ def _may_have_begun(write: Write, attempt: int) -> bool:
         and write.before.attempt == attempt - 1
         and attempt < write.before.max_attempts
     )
+
+
+def files(story: Story) -> Found:
+    """An artifact is there, whole, if its job succeeded; none is half; only lost attempts leave temporary names."""
+    kept = {artifact.job: artifact.content for artifact in story.record.artifacts if artifact.attempt is None}
+    for job, ended in ((job, all_ended[0]) for job, all_ended in story.ended.items()):
+        if ended.kind != artifacts.KIND:
+            continue
+        if ended.state == "succeeded" and job not in kept:
+            yield f"job {job} succeeded and left no artifact", story.rows(job)
+        elif ended.state != "succeeded" and not any(reason in (ended.error or "") for reason in (NO_SPACE, LOST)):
+            yield f"job {job} {ended.state} though neither disk nor worker failed: {ended.error}", story.rows(job)
+    for job, content in kept.items():
+        if content != artifacts.content(job):
+            size = len(artifacts.content(job))
+            yield f"the artifact of job {job} is not whole: {len(content)} bytes instead of {size}", story.rows(job)
+        if job not in story.of_job:
+            yield f"an artifact is there of job {job}, which never was", ()
+    left = Counter((artifact.job, artifact.attempt) for artifact in story.record.artifacts if artifact.attempt)
+    for (job, attempt), count in left.items():
+        lost = sum(_lost(write, attempt) for write in story.of_job.get(job, ()))
+        if count > lost:
+            text = f"attempt {attempt} of job {job} left {count} temporary files and was lost {lost} times"
+            yield text, story.rows(job)
+
+
+def _lost(write: Write, attempt: int) -> bool:
+    """Its lease was lost, whether its start was written by then or not."""
+    return write.orphans and write.before.attempt + (not write.before.started) == attempt
 
 
 def leases(story: Story) -> Found:
@@ -367,6 +402,7 @@ RULES: dict[str, Callable[[Story], Found]] = {
     "ends": ends,
     "inside effects": inside,
     "outside effects": outside,
+    "artifacts": files,
     "leases": leases,
     "fencing": fencing,
     "attempts": attempts,
@@ -381,6 +417,11 @@ RULES: dict[str, Callable[[Story], Found]] = {
 
 def adoptions(record: Record) -> int:
     return sum(write.adopts for write in record.history)
+
+
+def met_full_disk(record: Record) -> int:
+    """How many jobs had an attempt end by it."""
+    return sum(NO_SPACE in (ended.error or "") for ended in record.ended)
 
 
 def lost_leases(record: Record) -> int:

@@ -14,6 +14,7 @@ import psycopg
 
 from kappa.engine import Client
 from kappa.pg import PgError
+from tests.chaos import artifacts
 from tests.chaos.handlers import Plan
 from tests.chaos.record import Entry, Fate
 
@@ -26,6 +27,7 @@ KINDS = {
     "process_once": 1,
     "loop_parent": 3,
     "thread_parent": 1,
+    artifacts.KIND: 6,
 }
 ENDS = {"ok": 86, "raise": 5, "retry": 4, "snooze": 4, "fail": 1}
 EFFECTS = {"both": 25, "inside": 15, "outside": 15, "none": 45}
@@ -102,6 +104,8 @@ class Enqueuer(threading.Thread):
         seconds = self._random.choice([0, 0, 0, 0, 0.02, 0.2] if kind != "loop_parent" else [0.01])
         children = self._random.randint(1, 3) if "parent" in kind else 0
         plan = Plan(key=f"j{self._made}", effects=self._pick(EFFECTS), ends=ends, seconds=seconds, children=children)
+        if kind == artifacts.KIND:
+            _only_a_file(plan)
         return kind, plan
 
     def _enter(self, plans: list[Plan], send: Callable[[], Any], *, ordered: bool = False) -> None:
@@ -142,6 +146,8 @@ class Enqueuer(threading.Thread):
         plans = [self._plan()[1] for _ in range(self._random.randint(2, 25))]
         for plan in plans:
             plan.children = 1 if "parent" in kind else 0
+            if kind == artifacts.KIND:
+                _only_a_file(plan)
         at = datetime.now(UTC) + timedelta(seconds=1) if self._random.random() < 0.2 else None
         self._enter(plans, lambda: self._client.enqueue_many(kind, plans, at=at))
 
@@ -165,3 +171,8 @@ class Enqueuer(threading.Thread):
         except psycopg.OperationalError:
             pass
         self.ledger.write([plan], Fate.UNDONE)
+
+
+def _only_a_file(plan: Plan) -> None:
+    """Nothing but the disk, or the loss of a worker, keeps an artifact's job from its end."""
+    plan.effects, plan.ends = "none", []

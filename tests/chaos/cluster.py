@@ -1,6 +1,6 @@
 """The cluster under test: a server of its own, a proxy in front, a pooler for some, worker processes.
 
-Everything is started here and ended here, by pid.
+Everything is started here and ended here, by pid; what is mounted here is unmounted here.
 """
 
 import os
@@ -22,7 +22,8 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from kappa.engine import Client, Engine
 from kappa.pg import Bounds
 from kappa.pg.embedded import EmbeddedServer
-from tests.chaos import handlers, history
+from tests.chaos import artifacts, handlers, history
+from tests.chaos.artifacts import Disk
 from tests.chaos.proxy import LOOPBACK, Proxy
 from tests.chaos.worker import CLOCK
 from tests.ground import eventually
@@ -92,12 +93,14 @@ class Cluster:
         self._every: list[WorkerProcess] = []
         self.leaks: list[str] = []
         self.proxy = Proxy()
+        self.disk = Disk(self.home / "disk")
         self.server = EmbeddedServer(self.home / "server", settings=SETTINGS, say=lambda line: None)
         self._bouncer: subprocess.Popen[bytes] | None = None
         self._started = 0
 
     def __enter__(self) -> Self:
         try:
+            self.disk.mount()
             self.start_server()
             self.engine.install()
             with self.connect() as connection:
@@ -200,7 +203,7 @@ class Cluster:
         clock = self.home / f"{name}.clock"
         clock.exists() or clock.write_text("+0")
         env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]), **self.env}
-        env |= clock_environment(clock) | extra
+        env |= clock_environment(clock) | {artifacts.DIRECTORY: str(self.disk.artifacts)} | extra
         output = self.home / f"{self._started}-{name}.log"
         with output.open("w") as file:
             process = subprocess.Popen(
@@ -281,15 +284,18 @@ class Cluster:
                 self.leaks.append(f"connections are left: {left}")
 
     def close(self) -> None:
-        for worker in self._every:
-            self._end(worker)
-        if self._bouncer is not None:
-            self._bouncer.kill()
-            self._bouncer.wait()
-        self.proxy.close()
-        with suppress(Exception):
-            self.server.stop(force=True)
-        shutil.rmtree(self.home, ignore_errors=True)
+        try:
+            for worker in self._every:
+                self._end(worker)
+            if self._bouncer is not None:
+                self._bouncer.kill()
+                self._bouncer.wait()
+            self.proxy.close()
+            with suppress(Exception):
+                self.server.stop(force=True)
+        finally:
+            self.disk.unmount()
+            shutil.rmtree(self.home, ignore_errors=True)
 
     def wait_ready(self) -> None:
         for name in list(self.workers):

@@ -10,10 +10,13 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from tests.chaos import artifacts
 from tests.chaos.cluster import Cluster, WorkerProcess
 
 PAUSE = (0.4, 1.2)
 """Seconds between two faults."""
+FREE_PAGES = artifacts.SIZE // artifacts.PAGE
+DISK_FULL = "disk full"
 WEIGHTS = {
     "kill": 13,
     "kill leader": 6,
@@ -30,6 +33,7 @@ WEIGHTS = {
     "server restart": 2,
     "server kill": 2,
     "backend kill": 2,
+    DISK_FULL: 5,
 }
 
 
@@ -53,6 +57,10 @@ class Faults:
         self._began = time.monotonic()
         self._leaving: list[WorkerProcess] = []
         self._slots = dict(cluster.slots)
+        self._weights = dict(WEIGHTS)
+        if cluster.disk.refused is not None:
+            del self._weights[DISK_FULL]
+            say(f"WARNING: {not_tested(cluster)}; the other faults come in another order than with it")
 
     @property
     def count(self) -> int:
@@ -62,7 +70,7 @@ class Faults:
         """One fault, and the pause after it."""
         # Drawn whatever becomes of it, so that those after it are the same in every run of the seed.
         chance = self._random
-        sort = chance.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
+        sort = chance.choices(list(self._weights), list(self._weights.values()))[0]
         who = sorted(self._names)[chance.randrange(len(self._names))]
         size, pause = chance.random(), chance.uniform(*PAUSE)
         self.done[sort] += 1
@@ -134,6 +142,11 @@ class Faults:
             case "server kill":
                 cluster.kill_server()
                 return "all of PostgreSQL's processes"
+            case "disk full":
+                cluster.disk.fill(pages := int(size * 1000) % FREE_PAGES)
+                seconds = 1 + 3 * size
+                self._later(seconds, "the disk has room", cluster.disk.free)
+                return f"{pages} pages are free for {seconds:.1f} s"
             case _:
                 cluster.kill_backend(size)
                 return "one backend"
@@ -197,6 +210,11 @@ class Faults:
             if left <= 0:
                 return
             time.sleep(min(left, 0.05))
+
+
+def not_tested(cluster: Cluster) -> str:
+    """What the schedule lacks here, and why."""
+    return "" if cluster.disk.refused is None else f"NOT TESTED: {DISK_FULL} ({cluster.disk.refused})"
 
 
 ENABLE = "UPDATE kappa.lanes SET enabled = true WHERE name = %s"

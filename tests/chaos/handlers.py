@@ -1,13 +1,14 @@
 """What the workers of a run do: handlers that have effects, fail, ask for more time, and have children.
 
 A payload says how each attempt ends, so that a job behaves the same wherever it runs. Effects are written inside of the
-job's transaction, outside of it on a connection of the handler's own, or both.
+job's transaction, outside of it on a connection of the handler's own, or both. Artifacts are written as files.
 """
 
 import asyncio
 import os
 import threading
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -25,6 +26,7 @@ from kappa.engine import (
     Snooze,
 )
 from kappa.pg import Database
+from tests.chaos import artifacts
 
 URL = "CHAOS_URL"
 GATES = 4243
@@ -40,6 +42,7 @@ KINDS = {
     "thread_once": (THREADS, 1),
     "thread_again": (THREADS, 3),
     "thread_parent": (THREADS, 3),
+    artifacts.KIND: (THREADS, 5),
     "process_once": (PROCESSES, 1),
     "process_again": (PROCESSES, 3),
 }
@@ -81,9 +84,10 @@ def declare(database: Database | str, lease: float, slots: dict[str, int] | None
 
 
 def _function(kind: str) -> Any:
-    return {"loop_parent": parent_on_loop, "tick": on_loop, "thread_parent": parent_in_thread}.get(
-        kind, on_loop if kind.startswith("loop") else in_thread
-    )
+    named = {
+        "loop_parent": parent_on_loop, "tick": on_loop, "thread_parent": parent_in_thread, artifacts.KIND: artifact
+    }  # fmt: skip
+    return named.get(kind, on_loop if kind.startswith("loop") else in_thread)
 
 
 def write_outside(job: int, attempt: int) -> None:
@@ -117,6 +121,11 @@ def in_thread(ctx: JobContext, plan: Plan) -> Any:
         with ctx.transaction() as connection:
             connection.execute(INSERT, [ctx.job_id, ctx.attempt, "inside"])
     return conclude(plan.end(ctx.attempt))
+
+
+def artifact(ctx: JobContext, plan: Plan) -> None:
+    """A file, and nothing else: a full disk is an error like any other, and the engine tries again."""
+    artifacts.write(Path(os.environ[artifacts.DIRECTORY]), ctx.job_id, ctx.attempt, plan.seconds)
 
 
 async def on_loop(ctx: AsyncJobContext, plan: Plan) -> Any:

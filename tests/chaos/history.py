@@ -6,6 +6,8 @@ from typing import Any
 import psycopg
 
 from kappa.pg import queries
+from tests.chaos import artifacts
+from tests.chaos.artifacts import Disk
 from tests.chaos.record import Effect, Ended, Fire, LaneEdit, Left, Live, Record, Write
 
 sql = queries.beside(__file__)
@@ -25,8 +27,8 @@ def install(connection: Connection) -> None:
     connection.execute(INSTALL.sql)
 
 
-def read(connection: Connection) -> Record:
-    """Everything that the database knows of the run; the ledger is the client's."""
+def read(connection: Connection, disk: Disk) -> Record:
+    """Everything that the database and the disk know of the run; the ledger is the client's."""
     return Record(
         history=[_write(row) for row in connection.execute(READ_HISTORY.sql)],
         lanes=[LaneEdit(*row) for row in connection.execute(READ_LANES.sql)],
@@ -35,6 +37,7 @@ def read(connection: Connection) -> Record:
         orders={row[0] for row in connection.execute(READ_ORDERS.sql)},
         ended=[Ended(*row) for row in connection.execute(READ_ENDED.sql)],
         left=[Left(*row) for row in connection.execute(READ_LEFT.sql)],
+        artifacts=artifacts.read(disk.artifacts),
     )
 
 

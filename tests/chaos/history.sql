@@ -142,7 +142,7 @@ SELECT key FROM chaos_orders;
 
 -- name: read_ended
 SELECT id, kind, state::text, attempt, max_attempts, payload ->> 'key', parent_id, spawn_key, submitted_by, dedup_key,
-       payload ->> 'effects'
+       payload ->> 'effects', concat_ws(E'\n', error_summary, error_detail)
   FROM kappa.finished_jobs ORDER BY id;
 
 -- name: read_left

@@ -8,6 +8,8 @@ from datetime import datetime
 from enum import StrEnum
 from typing import NamedTuple
 
+from tests.chaos.artifacts import Artifact
+
 
 class Live(NamedTuple):
     """A row of `kappa.jobs` before or after a write, as far as rules speak of it."""
@@ -144,6 +146,8 @@ class Ended(NamedTuple):
     submitted_by: str | None = None
     dedup_key: str | None = None
     effects: str | None = None
+    error: str | None = None
+    """The last one there was, also of a job that succeeded after it."""
 
 
 class Left(NamedTuple):
@@ -190,6 +194,7 @@ class Record:
     orders: set[str] = field(default_factory=set)
     ended: list[Ended] = field(default_factory=list)
     left: list[Left] = field(default_factory=list)
+    artifacts: list[Artifact] = field(default_factory=list[Artifact])
     leaks: list[str] = field(default_factory=list)
     time_to_drain: float = 0.0
     """Seconds from the last fault's end until nothing was left."""

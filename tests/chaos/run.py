@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import psycopg
 
 from kappa.engine import Schedule
-from tests.chaos import history
-from tests.chaos.checker import DRAIN_WITHIN, RULES, Violation, adoptions, check, lost_leases
+from tests.chaos import artifacts, history
+from tests.chaos.checker import DRAIN_WITHIN, RULES, Violation, adoptions, check, lost_leases, met_full_disk
 from tests.chaos.client import Enqueuer
 from tests.chaos.cluster import Cluster
-from tests.chaos.faults import Faults
+from tests.chaos.faults import Faults, not_tested
 from tests.chaos.handlers import Plan
 from tests.chaos.record import Record
 
@@ -43,7 +43,10 @@ class Report:
     lost_leases: int
     fires: int
     history: int
+    artifacts: Counter[str]
+    met_full_disk: int
     time_to_drain: float
+    not_tested: str
     violations: list[Violation]
 
     def __str__(self) -> str:
@@ -54,10 +57,13 @@ class Report:
         sorts = ", ".join(f"{sort} {count}" for sort, count in sorted(self.faults.items()))
         states = ", ".join(f"{state} {count}" for state, count in sorted(self.states.items()))
         fates = ", ".join(f"{fate} {count}" for fate, count in sorted(self.fates.items()))
+        kept = ", ".join(f"{state} {count}" for state, count in sorted(self.artifacts.items())) or "none"
         return (
             f"seed {self.seed}: {rules}; {self.jobs} jobs ({states}; ledger: {fates}; cron {self.fires}), "
             f"{self.faults.total()} faults ({sorts}), {self.adoptions} adoptions, {self.lost_leases} lost leases, "
+            f"artifacts: {kept} (disk full met by {self.met_full_disk}), "
             f"{self.history} writes judged, drained in {self.time_to_drain:.1f} s, {self.seconds:.0f} s in all"
+            + (f"; {self.not_tested}" if self.not_tested else "")
         )
 
 
@@ -96,10 +102,10 @@ def run(
                 cluster.leaks.append(f"{app} is idle in a transaction: {query}")
         cluster.shut_down()
         with cluster.connect() as connection:
-            record = history.read(connection)
+            record = history.read(connection, cluster.disk)
         record.ledger, record.leaks, record.time_to_drain = enqueuer.ledger.entries, cluster.leaks, took
-        violations = check(record)
-        return summarise(seed, record, making.done, violations, time.monotonic() - began)
+        lacks = not_tested(cluster)
+        return summarise(seed, record, making.done, lacks, check(record), time.monotonic() - began)
 
 
 def start_workers(cluster: Cluster) -> None:
@@ -139,7 +145,9 @@ def _stop_schedules(connection: psycopg.Connection[tuple[object, ...]]) -> bool:
     return True
 
 
-def summarise(seed: int, record: Record, faults: Counter[str], violations: list[Violation], seconds: float) -> Report:
+def summarise(
+    seed: int, record: Record, faults: Counter[str], not_tested: str, violations: list[Violation], seconds: float
+) -> Report:
     return Report(
         seed=seed,
         seconds=seconds,
@@ -151,6 +159,9 @@ def summarise(seed: int, record: Record, faults: Counter[str], violations: list[
         lost_leases=lost_leases(record),
         fires=sum(fire.due is not None for fire in record.fires),
         history=len(record.history),
+        artifacts=Counter(ended.state for ended in record.ended if ended.kind == artifacts.KIND),
+        met_full_disk=met_full_disk(record),
         time_to_drain=record.time_to_drain,
+        not_tested=not_tested,
         violations=violations,
     )

@@ -17,7 +17,9 @@ def adopt_last(connection: Connection) -> None:
     """Orphans are adopted only when nothing is queued."""
     queued = "SELECT FROM kappa.jobs AS q WHERE q.lane = lane_name AND q.state = 'queued'"
     orphan = "o.lease_token IS NULL"
-    _replace(connection, "claim", re.escape(orphan), f"{orphan} AND NOT EXISTS ({queued})")
+    # Not where they are counted: each still has its slot.
+    adopted = re.escape(orphan) + r"(?! AND NOT o\.waiting)"
+    _replace(connection, "claim", adopted, f"{orphan} AND NOT EXISTS ({queued})")
 
 
 def _replace(connection: Connection, function: str, pattern: str, text: str) -> None:

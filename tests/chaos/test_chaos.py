@@ -3,11 +3,12 @@
 import signal
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 
 from kappa.engine import Client
-from tests.chaos import history, sabotage
+from tests.chaos import artifacts, history, sabotage
 from tests.chaos.checker import Violation, check
 from tests.chaos.cluster import Cluster
 from tests.chaos.handlers import Plan, hold_gate, open_gate
@@ -15,11 +16,22 @@ from tests.chaos.history import Connection
 from tests.chaos.record import Entry, Fate
 from tests.chaos.run import drain, run
 from tests.chaos.worker import FOLLOW, NO_LOCK
-from tests.ground import eventually, require_program
+from tests.ground import Script, eventually, lacking, require_program
 
 SEED = 4711
 MINUTES = 0.75
 GATE = 10
+MOUNTS = Path("/proc/mounts")
+MOUNT_AND_WAIT = """
+    import sys
+    from pathlib import Path
+    from tests.chaos.artifacts import Disk
+    disk = Disk(Path(sys.argv[1]))
+    disk.mount()
+    print(disk.refused or "mounted", flush=True)
+    sys.stdin.readline()
+    disk.unmount()
+"""
 FIRST, SECOND = GATE + 1, GATE + 2
 
 
@@ -59,7 +71,7 @@ class Scene:
         took = drain(self.cluster)
         self._client.close()  # its connections are not the workers'
         self.cluster.shut_down()
-        record = history.read(self.connection)
+        record = history.read(self.connection, self.cluster.disk)
         record.ledger, record.leaks, record.time_to_drain = self._ledger, self.cluster.leaks, took
         return check(record)
 
@@ -149,3 +161,48 @@ def test_without_its_lock_every_worker_leads(scene: Scene, rules: set[str]) -> N
         scene.enqueue("loop_again", Plan(key=f"j{number}"), delay=timedelta(milliseconds=20))
         scene.until("kappa.finished_jobs HAVING count(*) >= %s", number)
     assert broken(scene.judge()) == rules
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize(
+    ("scene", "rules"),
+    [({artifacts.CARELESS: "1"}, {"artifacts"}), ({}, set[str]())],
+    indirect=["scene"],
+    ids=["sabotaged", "None"],
+)
+def test_with_a_full_disk_an_artifact_is_late_and_never_half(scene: Scene, rules: set[str]) -> None:
+    disk = scene.cluster.disk
+    if disk.refused is not None:
+        lacking(f"the right to mount a tmpfs ({disk.refused})")
+    disk.fill(pages=1)
+    job = scene.enqueue(artifacts.KIND, Plan(key="j"))
+    scene.cluster.start_worker("worker1")
+    if rules:
+        scene.until("kappa.finished_jobs WHERE id = %s", job)
+    else:
+        scene.until("kappa.jobs WHERE id = %s AND state = 'scheduled' AND error_detail LIKE '%%No space left%%'", job)
+        assert artifacts.read(disk.artifacts) == []
+    disk.free()
+    assert broken(scene.judge()) == rules
+    assert scene.connection.execute("SELECT state::text FROM kappa.finished_jobs").fetchone() == ("succeeded",)
+
+
+def test_nothing_stays_mounted_when_a_run_breaks() -> None:
+    cluster = Cluster()
+    with pytest.raises(RuntimeError, match="broken"), cluster:
+        if cluster.disk.refused is not None:
+            lacking(f"the right to mount a tmpfs ({cluster.disk.refused})")
+        assert str(cluster.home) in MOUNTS.read_text()
+        raise RuntimeError("broken")
+    assert str(cluster.home) not in MOUNTS.read_text()
+    assert not cluster.home.exists()
+
+
+def test_nothing_stays_mounted_when_a_run_is_killed(tmp_path: Path) -> None:
+    place = tmp_path / "disk"
+    with Script(MOUNT_AND_WAIT, place) as run:
+        if (said := run.line()) != "mounted":
+            lacking(f"the right to mount a tmpfs ({said})")
+        assert str(place) in MOUNTS.read_text()
+        run.kill()
+        eventually(lambda: str(place) not in MOUNTS.read_text(), what="the disk is unmounted")

@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 
+from tests.chaos.artifacts import KIND, Artifact, content
 from tests.chaos.checker import RULES, check
 from tests.chaos.record import Effect, Ended, Entry, Fate, Fire, LaneEdit, Left, Live, Record, Write
 
 BEGIN = datetime(2026, 1, 1, 12, tzinfo=UTC)
 LEASE = timedelta(seconds=2)
 STEP = timedelta(seconds=1)
+FULL = "OSError: [Errno 28] No space left on device"
 LEADER: dict[str, Any] = {"app": "kappa leader", "writer": "b", "leads": True, "session": (7, BEGIN)}
 
 
@@ -66,13 +68,22 @@ class Book:
     def promote(self, job: int) -> None:
         self.change(job, state="queued", facts=LEADER)
 
-    def end(self, job: int, state: str = "succeeded", effects: str | None = "both", writer: str | None = None) -> None:
+    def end(
+        self,
+        job: int,
+        state: str = "succeeded",
+        effects: str | None = "both",
+        writer: str | None = None,
+        kind: str = "kind",
+        error: str | None = None,
+    ) -> None:
         live = self.live[job]
         attempt = live.attempt + (not live.started)
         done = self.write(job, None, writer=writer or live.owner)
         ended = Live(state, attempt=attempt, max_attempts=live.max_attempts)
         self.record.history.append(replace(done, seq=done.seq + 1, op="END", old=None, new=ended))
-        self.record.ended.append(Ended(job, "kind", state, attempt, live.max_attempts, f"j{job}", effects=effects))
+        made = Ended(job, kind, state, attempt, live.max_attempts, f"j{job}", effects=effects, error=error)
+        self.record.ended.append(made)
         if state == "succeeded" and effects == "both":
             self.record.effects += [Effect(job, attempt, "inside"), Effect(job, attempt, "outside")]
 
@@ -91,7 +102,10 @@ class Book:
 
 
 def lost_and_found() -> Book:
-    """Job 1 ends as it should. Job 2 loses its worker twice, once before its start was written, and is adopted."""
+    """Job 1 ends as it should. Job 2 loses its worker twice, once before its start was written, and is adopted.
+
+    Job 21 writes an artifact; it is killed before that, its disk is full, then it gets through. Job 22 never does.
+    """
     book = Book()
     book.enqueue(1)
     book.enqueue(2)
@@ -112,6 +126,20 @@ def lost_and_found() -> Book:
     book.promote(2)
     book.claim(2, 6)
     book.end(2)
+    book.enqueue(21)
+    book.claim(21, 21)
+    book.start(21)
+    book.record.artifacts.append(Artifact(21, 1, b"half"))
+    book.reap(21)
+    adopt(book, 21, 22)
+    book.put_back(21)
+    book.promote(21)
+    book.claim(21, 23)
+    book.end(21, effects="none", kind=KIND, error=FULL)
+    book.record.artifacts.append(Artifact(21, None, content(21)))
+    book.enqueue(22, max_attempts=1)
+    book.claim(22, 24)
+    book.end(22, "failed", effects="none", kind=KIND, error=FULL)
     book.fire(11, BEGIN, None)
     book.fire(12, BEGIN + timedelta(seconds=15), BEGIN + timedelta(seconds=5))
     return book
@@ -180,6 +208,38 @@ def last_attempt_twice(book: Book) -> None:
     book.claim(3, 9)
     book.end(3)
     book.record.effects.append(Effect(3, 1, "outside"))
+
+
+def truncated_artifact(book: Book) -> None:
+    book.record.artifacts[-1] = Artifact(21, None, content(21)[:-1])
+
+
+def artifact_of_wrong_bytes(book: Book) -> None:
+    book.record.artifacts[-1] = Artifact(21, None, content(22))
+
+
+def missing_artifact(book: Book) -> None:
+    book.record.artifacts.pop()
+
+
+def half_an_artifact_of_a_failure(book: Book) -> None:
+    book.record.artifacts.append(Artifact(22, None, content(22)[:100]))
+
+
+def artifact_of_nobody(book: Book) -> None:
+    book.record.artifacts.append(Artifact(99, None, content(99)))
+
+
+def temporary_file_of_an_attempt_that_was_not_lost(book: Book) -> None:
+    book.record.artifacts.append(Artifact(21, 2, b""))
+
+
+def second_temporary_file_of_an_attempt_that_was_lost_once(book: Book) -> None:
+    book.record.artifacts.append(Artifact(21, 1, b""))
+
+
+def failure_that_no_disk_explains(book: Book) -> None:
+    book.record.ended = [ended._replace(error=None) if ended.id == 22 else ended for ended in book.record.ended]
 
 
 def lease_over_a_lease(book: Book) -> None:
@@ -328,6 +388,14 @@ BREACHES: list[tuple[str, Callable[[Book], None]]] = [
     ("inside effects", effect_of_a_failure),
     ("outside effects", effect_that_nothing_explains),
     ("outside effects", last_attempt_twice),
+    ("artifacts", truncated_artifact),
+    ("artifacts", artifact_of_wrong_bytes),
+    ("artifacts", missing_artifact),
+    ("artifacts", half_an_artifact_of_a_failure),
+    ("artifacts", artifact_of_nobody),
+    ("artifacts", temporary_file_of_an_attempt_that_was_not_lost),
+    ("artifacts", second_temporary_file_of_an_attempt_that_was_lost_once),
+    ("artifacts", failure_that_no_disk_explains),
     ("leases", lease_over_a_lease),
     ("leases", reaped_too_early),
     ("leases", old_token_again),

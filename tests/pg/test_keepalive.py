@@ -1,6 +1,7 @@
 """A host that vanishes is noticed within seconds, at both ends."""
 
 import psycopg
+import pytest
 
 from kappa.pg import AsyncPool, Bounds, Pool, keepalive
 
@@ -29,6 +30,13 @@ def test_what_the_url_says_is_left_as_it_is(url: str) -> None:
         assert connection.execute("SELECT current_setting('work_mem')").fetchone() == ("5MB",)
         assert _asked(connection) == ["88", "5", "3", "30000"]
         assert connection.info.get_parameters()["keepalives_idle"] == "77"
+
+
+def test_and_so_is_what_the_environment_says(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PGOPTIONS", "-c work_mem=6MB")
+    with Pool(url, "test", Bounds(1, 1)) as pool, pool.connection() as connection:
+        assert connection.execute("SELECT current_setting('work_mem')").fetchone() == ("6MB",)
+        assert _asked(connection)[0] == "15"
 
 
 def test_a_pooler_is_sent_nothing_for_the_server(url: str) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -50,18 +51,35 @@ def running(home: Path) -> list[Running]:
     for path in _directory(home).glob("*.json"):
         with suppress(OSError, ValueError, KeyError, TypeError):
             said = json.loads(path.read_text())
-            if _alive(said["pid"]):
+            if alive(said["pid"]):
                 found.append((path.stat().st_mtime, Running(said["pid"], said["url"])))
             else:
                 path.unlink(missing_ok=True)
     return [server for _, server in sorted(found, key=lambda one: one[0])]
 
 
+@contextmanager
+def metrics_directory(home: Path) -> Generator[Path]:
+    """An empty directory for what the worker processes of this server count; gone when the block ends."""
+    place = home.expanduser() / "metrics"
+    place.mkdir(parents=True, exist_ok=True, mode=0o700)
+    for left in place.iterdir():
+        if left.name == str(os.getpid()) or (left.name.isdigit() and not alive(int(left.name))):
+            shutil.rmtree(left, ignore_errors=True)
+    own = place / str(os.getpid())
+    own.mkdir(mode=0o700)
+    try:
+        yield own
+    finally:
+        shutil.rmtree(own, ignore_errors=True)
+
+
 def _directory(home: Path) -> Path:
     return home.expanduser() / "servers"
 
 
-def _alive(pid: int) -> bool:
+def alive(pid: int) -> bool:
+    """Whether there is such a process."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

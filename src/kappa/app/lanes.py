@@ -9,11 +9,13 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Protocol
 
 from kappa.engine import Engine, Worker, WorkerConfig
 from kappa.engine.loops import loop_factory
+from kappa.pg import PoolUse
 
 log = logging.getLogger(__name__)
 
@@ -80,6 +82,11 @@ class LanesInThread:
             await asyncio.sleep(0.05)
         if self._error is not None:
             raise self._error
+
+    def pools(self) -> Sequence[PoolUse]:
+        """Its worker's pools as they are now."""
+        with self._lock:
+            return self._worker[1].pools() if self._worker is not None else ()
 
     def _run(self) -> None:
         try:

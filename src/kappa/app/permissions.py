@@ -17,6 +17,9 @@ class Permission(StrEnum):
     USERS_VIEW = "users:view"
     USERS_MANAGE = "users:manage"
     AUDIT_VIEW = "audit:view"
+    TOOLS_VIEW = "tools:view"
+    TOOLS_RUN = "tools:run"
+    TOOLS_MANAGE = "tools:manage"
 
 
 MEANING: dict[Permission, str] = {
@@ -33,10 +36,18 @@ MEANING: dict[Permission, str] = {
     Permission.USERS_VIEW: "see users, roles and their tokens",
     Permission.USERS_MANAGE: "make, change and remove users, roles and tokens",
     Permission.AUDIT_VIEW: "read the audit log",
+    Permission.TOOLS_VIEW: "see tools and their runs, logs and artifacts",
+    Permission.TOOLS_RUN: "run tools, and cancel one's own runs",
+    Permission.TOOLS_MANAGE: "register tools, which says what runs on the server",
 }
 
-_READ_ONLY = frozenset({Permission.ACCOUNT_USE, Permission.JOBS_VIEW})
-_CONTRIBUTOR = _READ_ONLY | {Permission.JOBS_ENQUEUE, Permission.JOBS_CANCEL, Permission.JOBS_RETRY}
+_READ_ONLY = frozenset({Permission.ACCOUNT_USE, Permission.JOBS_VIEW, Permission.TOOLS_VIEW})
+_CONTRIBUTOR = _READ_ONLY | {
+    Permission.JOBS_ENQUEUE,
+    Permission.JOBS_CANCEL,
+    Permission.JOBS_RETRY,
+    Permission.TOOLS_RUN,
+}
 _CURATOR = _CONTRIBUTOR | {Permission.JOBS_PRIORITISE, Permission.JOBS_APPROVE, Permission.JOBS_MANAGE}
 _ADMIN = _CURATOR | {Permission.USERS_VIEW, Permission.USERS_MANAGE, Permission.AUDIT_VIEW}
 

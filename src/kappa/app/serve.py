@@ -6,29 +6,31 @@ server drains.
 
 import asyncio
 import logging
+import os
 import signal
 import socket
-import sys
 import threading
 from collections.abc import Awaitable, Callable, Generator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import AsyncExitStack, closing, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import uvicorn
 from anyio.to_thread import current_default_thread_limiter
 
-from kappa.app import home, wiring
+from kappa.app import counts, home, logs, tracing, wiring
 from kappa.app.api import application
 from kappa.app.api.middleware import Guard
 from kappa.app.errors import AppError, Conflict, NotAuthenticated
 from kappa.app.lanes import Lanes, LanesInProcesses, LanesInThread, NoLanes
+from kappa.app.mcp import http as mcp
 from kappa.app.permissions import Permission
 from kappa.app.services import API_SHARE, Services, open_services
 from kappa.app.settings import Settings
 from kappa.app.usecases.principal import Principal
-from kappa.engine import Engine, WorkerConfig, run_until_signal
+from kappa.engine import Engine, WorkerConfig, run_until_signal, tools
 from kappa.engine.loops import loop_factory
 from kappa.pg import Bounds
 
@@ -57,6 +59,8 @@ class Options:
     """So many processes of their own for the lanes; 0 runs them in a thread of the server's."""
     with_parent: bool = False
     """End when standard input does: a parent that was killed can't say good-bye."""
+    counts_to: Path | None = None
+    """Where a worker process writes what it counts, for its parent's metrics."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +77,19 @@ def up(
     settings: Settings, options: Options, say: Callable[[str], None], greet: Callable[[Up], None], *, any_port: bool
 ) -> None:
     """Serve until a signal comes, then drain."""
-    with wiring.open_database(settings, "kg up", say) as database:
+    log_lines = logs.writing(settings.log_format, settings.log_level)
+    with log_lines, wiring.open_database(settings, "kg up", say) as database:
         database.check_capacity()
         engine = wiring.build_engine(settings, database)
         wiring.install(engine)
-        served = engine.served_lanes if options.lanes else ()
-        with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        if not settings.queue_enabled:
+            options = replace(options, lanes=False)
+        with (
+            closing(tools.install(engine, settings.home)) as bench,
+            bench.sweeping() if not options.workers else nullcontext(),
+            asyncio.Runner(loop_factory=loop_factory()) as runner,
+        ):
+            served = engine.served_lanes if options.lanes else ()
             if options.api:
                 with listener(settings.host, settings.port, any_port=any_port) as socket_:
                     runner.run(Server(settings, options, engine, served, socket_, greet).run())
@@ -135,10 +146,12 @@ class Server:
 
     async def run(self) -> None:
         current_default_thread_limiter().total_tokens = self._settings.threadpool_tokens
-        async with open_services(self._settings, self._engine) as services:
+        async with AsyncExitStack() as stack:
+            services = await stack.enter_async_context(open_services(self._settings, self._engine))
+            with_mcp = await stack.enter_async_context(mcp.opened(self._settings))
             token_file = await operator_token(services, self._settings.home)
-            web = _Uvicorn(_uvicorn_config(application.build(services, self.guard)))
-            lanes = self._lanes()
+            web = _Uvicorn(_uvicorn_config(application.build(services, self.guard, with_mcp)))
+            lanes = self._lanes(services, stack)
             lanes.start()
             serving = asyncio.create_task(web.serve([self._listening]), name="serve")
             working = asyncio.create_task(lanes.ended(), name="lanes")
@@ -162,11 +175,15 @@ class Server:
         host, port = self._listening.getsockname()[:2]
         return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
-    def _lanes(self) -> Lanes:
+    def _lanes(self, services: Services, stack: AsyncExitStack) -> Lanes:
         if self._options.workers and self._options.lanes:
-            return LanesInProcesses(_child_command(self._options), self._options.workers)
+            shared = stack.enter_context(home.metrics_directory(self._settings.home))
+            services.metrics.read_shared(shared)
+            return LanesInProcesses(_child_command(self._options, shared), self._options.workers)
         if self._options.lanes or self._options.maintenance:
-            return LanesInThread(self._engine, worker_config(self._settings, self._options, beside_api=True))
+            lanes = LanesInThread(self._engine, worker_config(self._settings, self._options, beside_api=True))
+            services.metrics.show_pools(lanes.pools)
+            return lanes
         return NoLanes()
 
     async def _requests_end(self) -> None:
@@ -203,6 +220,7 @@ def _uvicorn_config(app: Callable[..., Awaitable[None]]) -> uvicorn.Config:
         log_config=None,
         access_log=False,
         server_header=False,
+        proxy_headers=False,  # whoever connects could claim any address
         timeout_keep_alive=30,
         timeout_graceful_shutdown=int(LAST_WORDS),
     )
@@ -235,6 +253,7 @@ def worker_config(settings: Settings, options: Options, *, beside_api: bool) -> 
         lead=options.maintenance,
         grace=timedelta(seconds=settings.grace),
         pool=Bounds(1, most, settings.pool_wait),
+        child_set_up=partial(logs.set_up, settings.log_format, settings.log_level),
     )
 
 
@@ -244,13 +263,18 @@ async def _only_lanes(settings: Settings, options: Options, engine: Engine) -> N
         loop = asyncio.get_running_loop()
 
         def watch() -> None:
-            sys.stdin.buffer.read()
+            # Not by sys.stdin: at its end the interpreter waits for that one's lock, in vain, and aborts.
+            with suppress(OSError):
+                while os.read(0, 4096):
+                    pass
             loop.call_soon_threadsafe(worker.stop)
 
         threading.Thread(target=watch, name="parent", daemon=True).start()
-    await run_until_signal(worker)
+    counted = counts.shared(options.counts_to, engine.signals, worker.pools)
+    async with counted, tracing.opened(settings.otel_endpoint, engine.signals):
+        await run_until_signal(worker)
 
 
-def _child_command(options: Options) -> list[str]:
-    command = ["-m", "kappa.app.cli.entry", "up", "--no-api", "--with-parent"]
+def _child_command(options: Options, counts_to: Path) -> list[str]:
+    command = ["-m", "kappa.app.cli.entry", "up", "--no-api", "--with-parent", "--counts-to", str(counts_to)]
     return command if options.maintenance else [*command, "--no-maintenance"]

@@ -5,14 +5,19 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 
+from kappa.app import tracing
+from kappa.app.answered import Observer
+from kappa.app.metrics import Metrics
 from kappa.app.settings import Settings
 from kappa.app.usecases.credentials import Credentials
 from kappa.app.usecases.jobs import Jobs
 from kappa.app.usecases.passwords import Passwords
 from kappa.app.usecases.people import People
+from kappa.app.usecases.tools import ToolRuns
 from kappa.app.usecases.watching import Watchtower
 from kappa.app.usecases.workers import Workers
 from kappa.engine import AsyncClient, Engine
+from kappa.engine.tools import ArtifactStore, artifacts_of
 from kappa.pg import AsyncPool, Bounds
 
 API_SHARE = 3
@@ -31,6 +36,10 @@ class Services:
     jobs: Jobs
     workers: Workers
     watchtower: Watchtower
+    tool_runs: ToolRuns
+    metrics: Metrics
+    observers: tuple[Observer, ...]
+    """Who is told of every request when it is over."""
 
 
 @asynccontextmanager
@@ -38,11 +47,14 @@ async def open_services(settings: Settings, engine: Engine) -> AsyncGenerator[Se
     database, bounds = engine.database, settings.bounds["auth"]
     queue = Bounds(1, min(API_SHARE, settings.pool_queue), settings.pool_wait)
     auth = AsyncPool(database.url, "auth", bounds, behind_pooler=database.behind_pooler)
-    async with auth, engine.async_client(bounds=queue) as client:
+    spans = tracing.opened(settings.otel_endpoint, engine.signals)
+    async with auth, engine.async_client(bounds=queue) as client, spans as traced:
         passwords = Passwords()
         people = People(auth, passwords)
         await people.install_roles()
         watchtower = Watchtower(client)
+        metrics = Metrics()
+        stop = metrics.listen(engine.signals)
         try:
             yield Services(
                 settings=settings,
@@ -53,6 +65,16 @@ async def open_services(settings: Settings, engine: Engine) -> AsyncGenerator[Se
                 jobs=Jobs(client),
                 workers=Workers(client),
                 watchtower=watchtower,
+                tool_runs=ToolRuns(
+                    client,
+                    engine,
+                    watchtower,
+                    ArtifactStore(artifacts_of(settings.home)),
+                    at_once=None if settings.queue_enabled else settings.runner_max_concurrency,
+                ),
+                metrics=metrics,
+                observers=(metrics.answered,) if traced is None else (metrics.answered, traced.answered),
             )
         finally:
+            stop()
             await watchtower.close()

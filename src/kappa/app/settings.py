@@ -4,6 +4,7 @@ Each field is the variable `KAPPA_` + its name in capitals; docs/configuration.m
 list whole. No other module reads a variable of Kappa's.
 """
 
+from enum import StrEnum
 from pathlib import Path
 
 from pydantic import Field, SecretStr, ValidationError
@@ -14,6 +15,18 @@ from kappa.pg import Bounds, KappaError
 
 class BadSetting(KappaError):
     """A setting has a value that can't be used."""
+
+
+class LogFormat(StrEnum):
+    TEXT = "text"
+    JSON = "json"
+
+
+class LogLevel(StrEnum):
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
 
 
 class Settings(BaseSettings):
@@ -50,6 +63,18 @@ class Settings(BaseSettings):
         default=200, ge=1, description="`THREADPOOL_TOKENS`: blocking calls of the server at once"
     )
     grace: float = Field(default=30, ge=0, description="Seconds that running jobs and requests get when a server stops")
+    log_format: LogFormat = Field(default=LogFormat.TEXT, description="How the lines of the log look: `text` or `json`")
+    log_level: LogLevel = Field(default=LogLevel.INFO, description="`debug`, `info`, `warning` or `error`")
+    metrics_public: bool = Field(default=False, description="Whether `/metrics` is answered without a token")
+    otel_endpoint: str | None = Field(
+        default=None, pattern="^https?://", description="The collector that gets spans by OTLP/HTTP"
+    )
+    queue_enabled: bool = Field(
+        default=True, description="Whether tool runs go through the queue; if not, they are done in the request itself"
+    )
+    runner_max_concurrency: int = Field(
+        default=1, ge=1, description="`RUNNER_MAX_CONCURRENCY`: tool runs at once without the queue"
+    )
     handlers: str | None = Field(
         default=None,
         description="`package.module:engine_setup`, a function that declares handlers on the engine it gets",

@@ -16,9 +16,10 @@ engine.run()
 from kappa.engine.async_client import AsyncClient
 from kappa.engine.client import Client
 from kappa.engine.config import WorkerConfig
-from kappa.engine.context import AsyncJobContext, JobContext
+from kappa.engine.context import AsyncJobContext, JobContext, current_facts
 from kappa.engine.engine import COMPONENT, Engine
 from kappa.engine.errors import (
+    AttemptLost,
     BadPayload,
     EngineError,
     IllegalTransition,
@@ -37,6 +38,7 @@ __all__ = [
     "COMPONENT",
     "AsyncClient",
     "AsyncJobContext",
+    "AttemptLost",
     "BadPayload",
     "Cancel",
     "Client",
@@ -62,5 +64,6 @@ __all__ = [
     "Worker",
     "WorkerConfig",
     "WorkerSeen",
+    "current_facts",
     "run_until_signal",
 ]

@@ -29,6 +29,8 @@ T = TypeVar("T")
 BEFORE_START = (JobState.AWAITING_APPROVAL, JobState.SCHEDULED, JobState.QUEUED)
 PRIORITIES = range(-32767, 32768)
 ATTEMPTS = range(1, 32768)
+LAST_YEAR = 9998
+"""One later could be read in no time zone east of its own: a list that has it could not be shown."""
 LOOK_FIRST = 0.02
 LOOK_LAST = 0.5
 
@@ -181,11 +183,16 @@ class AsyncClient:
             await self._refuse(session, job_id, "cancelled")
             raise AssertionError
 
-    async def retry(self, job_id: int, *, connection: AsyncConnection[Row] | None = None) -> Enqueued:
-        """Enqueue a finished job anew. Terminal states never change: it is a new job that knows its origin."""
+    async def retry(
+        self, job_id: int, *, approved: bool = True, connection: AsyncConnection[Row] | None = None
+    ) -> Enqueued:
+        """Enqueue a finished job anew. Terminal states never change: it is a new job that knows its origin.
+
+        An approval counts for it as well, unless `approved` says that it should be asked for again.
+        """
         if connection is None:
             async with self._pool.connection(who="client") as own, own.transaction():
-                return await self.retry(job_id, connection=own)
+                return await self.retry(job_id, approved=approved, connection=own)
         async with self._session(connection) as session:
             await run_async(session, jobs.keep(job_id))
             job = await self._find(session, job_id)
@@ -193,7 +200,8 @@ class AsyncClient:
                 raise IllegalTransition(job_id, job.state, "queued again before it ended")
             return await self.enqueue(
                 job.kind, job.payload, priority=job.priority, timeout=job.timeout,
-                max_attempts=max(job.max_attempts, 1), auto_approve=job.approved_by, submitted_by=job.submitted_by,
+                max_attempts=max(job.max_attempts, 1), auto_approve=job.approved_by if approved else None,
+                submitted_by=job.submitted_by,
                 retry_of=job_id, connection=session,
             )  # fmt: skip
 
@@ -396,3 +404,5 @@ def _set_time(new: NewJob, at: datetime | None, delay: timedelta | None) -> None
 def _check_time(at: datetime | None) -> None:
     if at is not None and at.tzinfo is None:
         raise BadPayload("`at` needs a time zone: which hour is meant?")
+    if at is not None and at.year > LAST_YEAR:
+        raise BadPayload(f"`at` is in the year {at.year}: {LAST_YEAR} is the last that can be kept")

@@ -6,7 +6,7 @@ from datetime import timedelta
 from typing import Any
 
 from kappa.engine.context import Running
-from kappa.engine.errors import BadPayload, JobCancelled, JobFailed
+from kappa.engine.errors import AttemptLost, BadPayload, JobCancelled, JobFailed, JobTimedOut
 from kappa.engine.model import Cancel, JobState, Retry, Snooze
 from kappa.engine.store.jobs import Finish, PutBack
 from kappa.pg import KappaError
@@ -64,6 +64,10 @@ def of_error(running: Running, error: BaseException) -> Finish | PutBack:
         if running.timed_out:
             return timed_out(running)
         return Finish(job_id, token, JobState.CANCELLED, reason=running.cancel_reason or str(error))
+    if isinstance(error, JobTimedOut):
+        return timed_out(running)
+    if isinstance(error, AttemptLost):
+        return _again(running, str(error) or "the attempt was lost", None, None)
     detail = "".join(traceback.format_exception(error))[-DETAIL_LIMIT:]
     if isinstance(error, BadPayload) or (isinstance(error, JobFailed) and not error.retry):
         return Finish(job_id, token, JobState.FAILED, summary=str(error), detail=detail)

@@ -1,6 +1,7 @@
 """The numbers of a worker, with their defaults."""
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
 
@@ -31,6 +32,8 @@ class WorkerConfig:
     """Handlers in child processes at once, of each lane here; as many as there are cores."""
     job_threads: int = 32
     """MAX_CONCURRENT_THREADS: what all jobs together may start in `ctx.threads`, beside the threads they run in."""
+    child_set_up: Callable[[], object] | None = None
+    """What a child process calls before its first handler, to set up its log for example. It goes there by pickle."""
     claim_batch: int = 250
     """How many jobs one claim takes at most."""
     progress_every: timedelta = timedelta(milliseconds=250)

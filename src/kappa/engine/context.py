@@ -25,6 +25,10 @@ from kappa.pg.queries import Row
 T = TypeVar("T")
 
 
+TIME_TO_LOOK = 10.0
+"""Seconds that an adopted attempt gets at least, to find out what became of it."""
+
+
 class Running:
     """One attempt of one job while it runs here. Touched by the loop only, but for the flags that handlers read."""
 
@@ -78,6 +82,10 @@ class Running:
     @property
     def attempt(self) -> int:
         return self.claimed.attempt if self.claimed.started else self.claimed.attempt + 1
+
+    def look_for_it(self) -> None:
+        """Adopted: even if its time is over, there is time to see how it ended."""
+        self.deadline = max(self.deadline, self.begun + TIME_TO_LOOK)
 
     @property
     def facts(self) -> dict[str, int | str]:
@@ -141,6 +149,21 @@ class _Facts:
     def attempt(self) -> int:
         """The number of this attempt, from 1."""
         return self._running.attempt
+
+    @property
+    def adopted(self) -> bool:
+        """Whether an earlier owner began this very attempt. Only for handlers that are `adoptable`."""
+        return self._running.claimed.adopted
+
+    @property
+    def seconds_left(self) -> float:
+        """Until this attempt's time is up, counted from its original start."""
+        return self._running.deadline - time.monotonic()
+
+    @property
+    def held(self) -> tuple[int, int]:
+        """The job's id and the lease's token, to guard writes of one's own with."""
+        return self._running.held
 
     @property
     def max_attempts(self) -> int:

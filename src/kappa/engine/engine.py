@@ -41,13 +41,18 @@ class Engine:
         max_attempts: int | None = None,
         approval: bool = False,
         estimate: Callable[[Any], Any] | None = None,
+        adoptable: bool = False,
     ) -> Callable[[F], F]:
-        """Declare the decorated function as the handler of a kind: `(ctx)` or `(ctx, payload)`, blocking or async."""
+        """Declare the decorated function as the handler of a kind: `(ctx)` or `(ctx, payload)`, blocking or async.
+
+        `adoptable` is for work that outlives its worker: an orphan is handed to the handler again, as the same attempt
+        with `ctx.adopted`, to find what became of it; if nothing can be found it raises `AttemptLost`.
+        """
 
         def declare(function: F) -> F:
             self.registry.add(
                 kind, function, timeout=timeout, idempotent=idempotent, max_attempts=max_attempts,
-                approval=approval, estimate=estimate,
+                approval=approval, estimate=estimate, adoptable=adoptable,
             )  # fmt: skip
             return function
 

@@ -10,7 +10,9 @@ KappaError
     ├── ScheduleError       a schedule that can't be understood
     ├── LeaseLost           another owner has the job, or nobody; this one may write nothing more
     ├── JobCancelled        raised in a handler, by `raise_if_cancelled`, when it should stop
-    └── JobFailed           raised by a handler: failed, and its text may be shown to users
+    ├── JobFailed           raised by a handler: failed, and its text may be shown to users
+    ├── JobTimedOut         raised by an adoptable handler: what it began elsewhere ran out of time
+    └── AttemptLost         raised by an adoptable handler: what it began elsewhere can't be found any more
 """
 
 from kappa.pg import KappaError
@@ -63,3 +65,11 @@ class JobFailed(EngineError):
     def __init__(self, summary: str, *, retry: bool = True) -> None:
         super().__init__(summary)
         self.retry = retry
+
+
+class AttemptLost(EngineError):
+    """What an adoptable handler began elsewhere can't be found any more."""
+
+
+class JobTimedOut(EngineError):
+    """What an adoptable handler began elsewhere ran out of time."""

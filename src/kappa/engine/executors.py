@@ -222,9 +222,7 @@ class Executors:
             return attempt.of_error(running, error)
 
 
-def _as_current(
-    running: Running, call: Callable[[Running], Finish | PutBack | None]
-) -> Finish | PutBack | None:
+def _as_current(running: Running, call: Callable[[Running], Finish | PutBack | None]) -> Finish | PutBack | None:
     token = current.set(running)
     try:
         return call(running)

@@ -32,6 +32,7 @@ class Handler:
     max_attempts: int = 1
     approval: bool = False
     estimate: Callable[[Any], Any] | None = None
+    adoptable: bool = False
     is_async: bool = False
     takes_payload: bool = True
     may_return_nothing: bool = True
@@ -85,6 +86,7 @@ class Registry:
         max_attempts: int | None = None,
         approval: bool = False,
         estimate: Callable[[Any], Any] | None = None,
+        adoptable: bool = False,
     ) -> Handler:
         if kind in self._handlers:
             raise EngineError(f"kind {kind!r} has a handler already: {self._handlers[kind].function}")
@@ -99,6 +101,7 @@ class Registry:
             max_attempts=max_attempts or (IDEMPOTENT_ATTEMPTS if idempotent else 1),
             approval=approval,
             estimate=estimate,
+            adoptable=adoptable,
             is_async=inspect.iscoroutinefunction(function),
             takes_payload=takes_payload,
             may_return_nothing=_takes_nothing(results),

@@ -122,7 +122,7 @@ class Worker:
         await self._find_lanes()
         threads = Threads(kept_threads(len(self._lanes)))
         stack.callback(threads.close)
-        children = Children(self._database.url, self.config.job_threads)
+        children = Children(self._database.url, self.config.job_threads, self.config.child_set_up)
         stack.callback(children.close)
         self._executors = Executors(self._desk, self._office, threads, children)
         services = all_services(self._registry, self.signals)
@@ -191,8 +191,11 @@ class Worker:
             running = Running(claimed, self._registry.get(claimed.kind), lane)
             runner.take(running)
             if claimed.adopted:
-                self._adopt(running)
-                continue
+                if not (running.handler.adoptable and claimed.started):
+                    self._bury(running)
+                    continue
+                running.look_for_it()
+                self.signals.emit("adopted", job=claimed.id, kind=claimed.kind, lane=lane)
             if self.signals.heard:
                 self.signals.emit("claimed", job=claimed.id, kind=claimed.kind, lane=lane, waited=claimed.waited)
             self._desk.begin(running, start)
@@ -200,7 +203,7 @@ class Worker:
                 self._next_deadline = running.deadline
                 self._deadline_nears.set()
 
-    def _adopt(self, running: Running) -> None:
+    def _bury(self, running: Running) -> None:
         # Handlers in threads, loops and child processes end with their worker: there is nothing to find.
         claimed = running.claimed
         self._desk.supersede(claimed.id)

@@ -54,6 +54,11 @@ class PoolUse:
     size: int
     in_use: int
     waiting: int
+    most: int
+    """Connections that it may open."""
+    waits: int
+    """Callers that had to wait, since the pool was made, and how many seconds together."""
+    waited: float
 
 
 SPARE_FOR = 10.0
@@ -131,7 +136,11 @@ class _Ledger(Generic[C]):
     def use(self, stats: dict[str, int]) -> PoolUse:
         size = stats.get("pool_size", 0)
         in_use = size - stats.get("pool_available", 0) - (self._spare is not None)
-        return PoolUse(name=self.name, size=size, in_use=in_use, waiting=stats.get("requests_waiting", 0))
+        return PoolUse(
+            name=self.name, size=size, in_use=in_use, waiting=stats.get("requests_waiting", 0),
+            most=self.bounds.max_size, waits=stats.get("requests_queued", 0),
+            waited=stats.get("requests_wait_ms", 0) / 1000,
+        )  # fmt: skip
 
     def timed_out(self, wait: float) -> PoolExhausted | None:
         """The error for a wait that ran out while every connection was held; None if some were not."""

@@ -1,5 +1,6 @@
 """The ASGI application: routes, problems, middleware."""
 
+from collections.abc import Callable
 from importlib.metadata import version
 from typing import Any
 
@@ -7,23 +8,25 @@ from fastapi import FastAPI
 from fastapi.routing import APIRoute
 from starlette.types import ASGIApp
 
-from kappa.app.api import health, jobs, middleware, people, problems, workers
+from kappa.app.api import health, jobs, middleware, people, problems, tools, workers
 from kappa.app.api.middleware import Guard
 from kappa.app.api.problems import Problem
 from kappa.app.services import Services
 
-GROUPS = (health.routes, jobs.routes, workers.routes, people.routes)
+GROUPS = (health.routes, jobs.routes, workers.routes, tools.routes, people.routes)
 
 
-def build(services: Services, guard: Guard) -> ASGIApp:
-    """The application with its middleware around it, the outermost first."""
+def build(services: Services, guard: Guard, beside: Callable[[ASGIApp], ASGIApp] = lambda app: app) -> ASGIApp:
+    """The application, with what stands `beside` its routes, and middleware around both, the outermost last."""
     application = api()
+    application.openapi()  # kept from now on: it takes a tenth of a second, which no request should have to wait for
     application.state.services = services
     application.state.guard = guard
-    app: ASGIApp = application
+    app = beside(application)
     app = middleware.BodyLimit(app, services.settings.max_body)
     app = middleware.Head(app)
     app = middleware.ShutdownGuard(app, guard)
+    app = middleware.Observed(app, services.observers)
     return middleware.RequestId(app)
 
 
@@ -53,7 +56,7 @@ def api() -> FastAPI:
     )
     for group in GROUPS:
         application.include_router(group.router)
-    problems.install(application)
+    problems.install(application, [route for group in GROUPS for route in group.router.routes])
     return application
 
 

@@ -1,11 +1,14 @@
 """Is it alive, can it work, how much does it do."""
 
 from fastapi import Request
-from starlette.responses import JSONResponse
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.responses import JSONResponse, Response
 
+from kappa.app.api import scraping
 from kappa.app.api.routing import Routes, Uses
 from kappa.app.api.schemas import Health, Ready
 from kappa.app.errors import Draining
+from kappa.app.permissions import Permission
 
 routes = Routes("health")
 
@@ -24,6 +27,24 @@ async def readyz(services: Uses, request: Request) -> Ready:
     async with services.auth.connection(wait=3, who="readyz") as connection:
         await connection.execute("SELECT 1")
     return Ready(status="ready")
+
+
+_METRICS = {
+    "description": "The page, as Prometheus reads it",
+    "content": {"text/plain": {"schema": {"type": "string"}}},
+}
+
+
+@routes.get(
+    "/metrics",
+    Permission.WORKERS_VIEW,
+    check=scraping.may_scrape,
+    response_class=Response,
+    responses={200: _METRICS},
+)
+async def metrics(services: Uses, request: Request) -> Response:
+    """What is counted here and in the queue. Open to everybody if `KAPPA_METRICS_PUBLIC` says so."""
+    return Response(await scraping.page(request, services), media_type=CONTENT_TYPE_LATEST)
 
 
 @routes.open("GET", "/openapi.json", include_in_schema=False)

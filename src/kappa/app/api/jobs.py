@@ -30,6 +30,13 @@ routes = Routes("jobs", "/jobs")
 
 JobPath = Annotated[JobId, Path()]
 
+EVENT = {
+    "type": "object",
+    "description": "One server-sent event; the data of `job` is a JobView as JSON",
+    "properties": {"event": {"enum": ["job", "draining"]}, "data": {"type": "string"}},
+    "required": ["event", "data"],
+}
+
 
 @routes.post("", Permission.JOBS_ENQUEUE, status_code=201, responses={200: {"model": EnqueuedJob}})
 async def enqueue(services: Uses, who: Who, body: EnqueueJob, response: Response) -> EnqueuedJob:
@@ -78,7 +85,7 @@ async def show(services: Uses, who: Who, job_id: JobPath) -> JobView:
     Permission.JOBS_VIEW,
     404,
     response_class=StreamingResponse,
-    responses={200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}},
+    responses={200: {"content": {"text/event-stream": {"schema": EVENT}}}},
 )
 async def events(services: Uses, who: Who, job_id: JobPath, request: Request) -> StreamingResponse:
     """The job as server-sent events: as it is now, and each time that it changed, until it has ended."""
@@ -138,7 +145,9 @@ async def _events(request: Request, jobs: AsyncGenerator[Job], *, with_detail: b
                 yield f"event: job\ndata: {data}\n\n"
                 news = asyncio.ensure_future(anext(jobs))
                 quiet = 0.0
-                continue
+                if not guard.draining or job.state.terminal:
+                    continue
+            # Also right after an event: a job that reports all the time is never quiet.
             if guard.draining:
                 yield f"event: draining\ndata: {json.dumps('the server is about to stop: connect again')}\n\n"
                 return

@@ -7,11 +7,14 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+import anyio
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from kappa.app.answered import UNMATCHED, Answered, Observer
 from kappa.app.api import problems
 
 log = logging.getLogger("kappa.access")
@@ -72,6 +75,44 @@ class RequestId:
             log.info("%s %s %d", scope["method"], scope["path"], status, extra={**facts, "ms": round(took, 1)})
 
 
+class Observed:
+    """Tells observers of every request when it is over."""
+
+    def __init__(self, app: ASGIApp, observers: Sequence[Observer]) -> None:
+        self._app = app
+        self._observers = observers
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        came, begun, status = time.time_ns(), time.monotonic(), 0
+        until_answer: float | None = None
+
+        async def watched(message: Message) -> None:
+            nonlocal status, until_answer
+            if message["type"] == "http.response.start":
+                status, until_answer = message["status"], time.monotonic() - begun
+            await send(message)
+
+        try:
+            return await self._app(scope, receive, watched)
+        finally:
+            took = time.monotonic() - begun
+            answered = Answered(
+                scope["method"], _route(scope), status, came, took if until_answer is None else until_answer, took,
+                scope["kappa.request_id"], Headers(scope=scope),
+            )  # fmt: skip
+            for tell in self._observers:
+                tell(answered)
+
+
+def _route(scope: Scope) -> str:
+    """The template of the route that answered. What stands beside the routes says so itself, as `kappa.route`."""
+    if "kappa.route" in scope:
+        return scope["kappa.route"]
+    return getattr(scope.get("route"), "path", UNMATCHED)
+
+
 class ShutdownGuard:
     """Turns new work away while the server drains. The listeners are still open then, so that the answer arrives."""
 
@@ -105,12 +146,20 @@ class Head:
         if scope["type"] != "http" or scope["method"] != "HEAD":
             return await self._app(scope, receive, send)
 
-        async def without_body(message: Message) -> None:
-            if message["type"] == "http.response.body":
-                message = {**message, "body": b""}
-            await send(message)
+        answering = anyio.CancelScope()
 
-        return await self._app({**scope, "method": "GET"}, receive, without_body)
+        async def without_body(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                await send(message)
+                await send({"type": "http.response.body"})
+                answering.cancel()  # a stream would go on for nobody
+
+        inner = {**scope, "method": "GET"}
+        try:
+            with answering:
+                await self._app(inner, receive, without_body)
+        finally:
+            scope.update({name: inner[name] for name in ("route", "kappa.route") if name in inner})
 
 
 class BodyLimit:
@@ -127,7 +176,7 @@ class BodyLimit:
         said = Headers(scope=scope).get("content-length", "")
         if said.isdigit() and int(said) > self._limit:
             return await self._refuse(scope, receive, send)
-        read, begun = 0, False
+        read = 0
 
         async def bounded() -> Message:
             nonlocal read
@@ -135,28 +184,19 @@ class BodyLimit:
             if message["type"] == "http.request":
                 read += len(message.get("body", b""))
                 if read > self._limit:
-                    raise _TooLarge
+                    # As this, FastAPI lets it through where it reads a body; anything else would become a 400.
+                    raise HTTPException(413, self._too_large, {"Connection": "close"})
             return message
 
-        async def sent(message: Message) -> None:
-            nonlocal begun
-            begun = True
-            await send(message)
+        return await self._app(scope, bounded, send)
 
-        try:
-            return await self._app(scope, bounded, sent)
-        except _TooLarge:
-            if begun:
-                raise
-            return await self._refuse(scope, receive, send)
+    @property
+    def _too_large(self) -> str:
+        return f"a body has {self._limit} bytes at most"
 
     async def _refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
         refusal = problems.response(
-            413, "too_large", f"a body has {self._limit} bytes at most",
+            413, "too_large", self._too_large,
             request_id=scope.get("kappa.request_id"), headers={"Connection": "close"},
         )  # fmt: skip
         await refusal(scope, receive, send)
-
-
-class _TooLarge(Exception):
-    pass

@@ -1,6 +1,6 @@
 """Users, roles, tokens, sessions, and the audit log."""
 
-from datetime import timedelta
+from datetime import UTC, timedelta
 from typing import Annotated
 
 from fastapi import Path, Query, Request, Response
@@ -42,7 +42,7 @@ async def sign_in(services: Uses, body: SignIn, request: Request, response: Resp
     address = request.client.host if request.client else "local"
     session = await services.credentials.sign_in(body.name, body.password, address, request.scope["kappa.request_id"])
     response.set_cookie(
-        COOKIE, session.cookie, expires=session.expires_at, httponly=True, samesite="strict",
+        COOKIE, session.cookie, expires=session.expires_at.astimezone(UTC), httponly=True, samesite="strict",
         secure=request.url.scheme == "https",
     )  # fmt: skip
     return SessionView(

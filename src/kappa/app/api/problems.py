@@ -2,6 +2,7 @@
 
 import logging
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import psycopg
@@ -10,9 +11,11 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
+from starlette.routing import BaseRoute, Match, Route
 
 from kappa.app import errors as app
 from kappa.engine import errors as engine
+from kappa.engine import tools
 from kappa.pg import KappaError
 from kappa.pg import errors as pg
 
@@ -27,6 +30,7 @@ STATUS: tuple[tuple[type[Exception], int, str], ...] = (
     (app.Forbidden, 403, "forbidden"),
     (app.NotFound, 404, "not_found"),
     (engine.JobNotFound, 404, "not_found"),
+    (tools.ToolNotFound, 404, "not_found"),
     (app.Conflict, 409, "conflict"),
     (engine.IllegalTransition, 409, "illegal_transition"),
     (engine.UnknownKind, 422, "unknown_kind"),
@@ -105,12 +109,16 @@ def response(
     return JSONResponse(problem.model_dump(exclude_none=True), status, sent, CONTENT_TYPE)
 
 
-def install(application: FastAPI) -> None:
+def install(application: FastAPI, routes: Sequence[BaseRoute]) -> None:
     """Make every error a problem."""
+
+    async def http(request: Request, error: Exception) -> JSONResponse:
+        return _http(request, error, routes)
+
     application.add_exception_handler(KappaError, _known)
     application.add_exception_handler(psycopg.Error, _known)
     application.add_exception_handler(RequestValidationError, _not_understood)
-    application.add_exception_handler(HTTPException, _http)
+    application.add_exception_handler(HTTPException, http)
     application.add_exception_handler(Exception, _unknown)
 
 
@@ -138,11 +146,21 @@ async def _not_understood(request: Request, error: Exception) -> JSONResponse:
     return response(422, "not_understood", detail, request_id=_id(request), errors=faults)
 
 
-async def _http(request: Request, error: Exception) -> JSONResponse:
+def _http(request: Request, error: Exception, routes: Sequence[BaseRoute]) -> JSONResponse:
     assert isinstance(error, HTTPException)
-    code = {400: "unreadable", 404: "no_such_route", 405: "no_such_method"}.get(error.status_code, "refused")
-    headers = dict(error.headers) if error.headers else None
+    codes = {400: "unreadable", 404: "no_such_route", 405: "no_such_method", 413: "too_large"}
+    code = codes.get(error.status_code, "refused")
+    headers = dict(error.headers) if error.headers else {}
+    if error.status_code == 405:
+        headers["Allow"] = _allowed(request, routes)
     return response(error.status_code, code, str(error.detail), request_id=_id(request), headers=headers)
+
+
+def _allowed(request: Request, routes: Sequence[BaseRoute]) -> str:
+    """The methods of every route with this path; the framework names those of the first one only."""
+    fits = [route for route in routes if isinstance(route, Route) and route.matches(request.scope)[0] is not Match.NONE]
+    methods = {method for route in fits for method in route.methods or ()}
+    return ", ".join(sorted(methods | ({"HEAD"} if "GET" in methods else set())))
 
 
 async def _unknown(request: Request, error: Exception) -> JSONResponse:

@@ -28,14 +28,11 @@ async def services_of(request: Request) -> Services:
 
 
 Uses = Annotated[Services, Depends(services_of)]
+Bearer = Annotated[HTTPAuthorizationCredentials | None, Security(_bearer)]
+Cookie = Annotated[str | None, Security(_cookie)]
 
 
-async def _recognise(
-    request: Request,
-    services: Uses,
-    bearer: Annotated[HTTPAuthorizationCredentials | None, Security(_bearer)],
-    cookie: Annotated[str | None, Security(_cookie)],
-) -> Principal:
+async def recognise(request: Request, services: Uses, bearer: Bearer, cookie: Cookie) -> Principal:
     request_id: str = request.scope["kappa.request_id"]
     if bearer is not None:
         return with_request(await services.credentials.by_token(bearer.credentials), request_id)
@@ -47,7 +44,7 @@ async def _recognise(
     raise NotAuthenticated("send a token: Authorization: Bearer …")
 
 
-Who = Annotated[Principal, Depends(_recognise)]
+Who = Annotated[Principal, Depends(recognise)]
 
 
 def _requires(permission: Permission) -> Callable[[Principal], Coroutine[Any, Any, None]]:
@@ -64,6 +61,7 @@ class Routes:
         self.router = APIRouter(prefix=prefix, tags=[tag])
 
     def get(self, path: str, permission: Permission, *problem: int, **options: Any) -> Callable[[F], F]:
+        """With `check`, that is asked in place of the permission alone; it must refuse whoever doesn't have it."""
         return self._route("GET", path, permission, problem, options)
 
     def post(self, path: str, permission: Permission, *problem: int, **options: Any) -> Callable[[F], F]:
@@ -89,7 +87,7 @@ class Routes:
         dependencies: list[Any] = []
         if permission is not None:
             statuses |= {401, 403}
-            dependencies.append(Depends(_requires(permission)))
+            dependencies.append(Depends(options.pop("check", None) or _requires(permission)))
         declared = str(permission) if permission is not None else "open"
         responses = problems.documented(*sorted(statuses)) | options.pop("responses", {})
         return self.router.api_route(

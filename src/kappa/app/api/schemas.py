@@ -15,8 +15,9 @@ RoleName = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_-]{0,62}$")]
 Kind = Annotated[str, StringConstraints(pattern=r"^[A-Za-z][A-Za-z0-9_.:-]{0,127}$")]
 Line = Annotated[str, StringConstraints(min_length=1, max_length=500, pattern=NO_NUL)]
 Password = Annotated[str, StringConstraints(min_length=1, max_length=1024)]
-Seconds = Annotated[float, Field(gt=0, le=10 * 365 * 86400, allow_inf_nan=False)]
-Priority = Annotated[int, Field(ge=-32767, le=32767)]
+# Strict: in a body `true` is no number and `"5"` none either.
+Seconds = Annotated[float, Field(strict=True, gt=0, le=10 * 365 * 86400, allow_inf_nan=False)]
+Priority = Annotated[int, Field(strict=True, ge=-32767, le=32767)]
 
 
 class Body(BaseModel):
@@ -33,8 +34,8 @@ class EnqueueJob(Body):
     delay: Seconds | None = Field(default=None, description="Not before so many seconds are over")
     dedup_key: Line | None = Field(default=None, description="A live job with the same key is given back instead")
     timeout: Seconds | None = None
-    max_attempts: Annotated[int, Field(ge=1, le=32767)] | None = None
-    auto_approve: bool = Field(default=False, description="Approve it at once; needs `jobs:approve`")
+    max_attempts: Annotated[int, Field(strict=True, ge=1, le=32767)] | None = None
+    auto_approve: bool = Field(default=False, strict=True, description="Approve it at once; needs `jobs:approve`")
 
 
 class EnqueuedJob(BaseModel):
@@ -138,11 +139,13 @@ class LaneView(BaseModel):
 
 class EditLane(Body):
     kinds: list[Kind] | None = Field(default=None, max_length=500)
-    max_slots: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
-    poll_interval_ms: Annotated[int, Field(ge=10, le=3_600_000)] | None = None
-    lease_ttl: Annotated[float, Field(ge=1, le=86400)] | None = None
+    max_slots: Annotated[int, Field(strict=True, ge=1, le=2**31 - 1)] | None = None
+    poll_interval_ms: Annotated[int, Field(strict=True, ge=10, le=3_600_000)] | None = None
+    lease_ttl: Annotated[float, Field(strict=True, ge=1, le=86400)] | None = None
     stale_timeout: Seconds | None = None
-    enabled: bool | None = Field(default=None, description="false drains: what runs finishes, nothing is claimed")
+    enabled: bool | None = Field(
+        default=None, strict=True, description="false drains: what runs finishes, nothing is claimed"
+    )
     executor: Executor | None = None
 
     def changes(self) -> dict[str, Any]:
@@ -213,7 +216,7 @@ class MakeUser(Body):
 
 
 class ChangeUser(Body):
-    enabled: bool | None = None
+    enabled: bool | None = Field(default=None, strict=True)
     password: Password | None = None
     roles: list[RoleName] | None = Field(default=None, max_length=100)
 

@@ -22,13 +22,16 @@ from kappa.app.permissions import Permission
 
 routes = Routes("workers", "/admin/workers")
 
+VERSION = version("kappa")
+"""Read once: it is looked up in files, and a route must not wait for a disk."""
+
 
 @routes.get("/status", Permission.WORKERS_VIEW)
 async def status(services: Uses) -> StatusView:
     """Who works, who leads, what every lane has to do."""
     now = await services.workers.status()
     return StatusView(
-        version=version("kappa"),
+        version=VERSION,
         leader=now.leader,
         workers=[WorkerView.model_validate(worker) for worker in now.workers],
         lanes=[LaneView.of(lane) for lane in now.lanes],

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from kappa.app import settings, wiring
-from kappa.app.cli import db, show
+from kappa.app.cli import admin, db, jobs, mcp, roles, show, tokens, tools, users
 from kappa.app.cli.up import up
 from kappa.app.usecases import doctor as examination
 from kappa.pg import migrate
@@ -18,6 +18,13 @@ app = typer.Typer(
     help="Kappa: documents into a knowledge graph, and durable jobs, on nothing but PostgreSQL.",
 )
 app.command()(up)
+app.command(help=mcp.HELP)(mcp.mcp)
+app.add_typer(jobs.app, name="job")
+app.add_typer(tools.app, name="tool")
+app.add_typer(admin.app, name="admin")
+app.add_typer(users.app, name="user")
+app.add_typer(roles.app, name="role")
+app.add_typer(tokens.app, name="token")
 app.add_typer(db.app, name="db")
 
 

@@ -1,10 +1,12 @@
 """How `kg` speaks: results on standard output, everything else on standard error."""
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
+from pydantic import BaseModel
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -13,8 +15,19 @@ from kappa.app.usecases.doctor import Finding, Level
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
-out = Console(highlight=False)
-err = Console(stderr=True, highlight=False)
+_AS_WIDE_AS_IT_TAKES = 10_000
+
+
+def _console(*, stderr: bool = False) -> Console:
+    made = Console(stderr=stderr, highlight=False)
+    # A program that reads a table wants a row on a line, not what fits into a window that isn't there.
+    if not made.is_terminal and "COLUMNS" not in os.environ:
+        made.width = _AS_WIDE_AS_IT_TAKES
+    return made
+
+
+out = _console()
+err = _console(stderr=True)
 
 _MARKS = {Level.OK: ("✓", "green"), Level.NOTE: ("•", "yellow"), Level.PROBLEM: ("✗", "red")}
 
@@ -24,23 +37,48 @@ def say(line: str) -> None:
     err.print(Text(line, style="dim"))
 
 
+def line(text: str) -> None:
+    """One line of a result, however long."""
+    out.print(printable(text), soft_wrap=True, markup=False)
+
+
 def as_json(value: object) -> None:
-    out.print_json(json.dumps(value, default=str))
+    out.print_json(json.dumps(value, default=_plain))
+
+
+def as_json_line(value: object) -> None:
+    """One of several documents, each on a line of its own."""
+    typer.echo(json.dumps(value, default=_plain))
+
+
+def _plain(value: object) -> object:
+    return value.model_dump(mode="json") if isinstance(value, BaseModel) else str(value)
+
+
+def printable(text: object) -> str:
+    """A text of somebody else's, in which nothing moves the cursor or paints the terminal."""
+    return "".join(char if char.isprintable() or char in "\n\t" else "�" for char in str(text))
 
 
 def fields(values: Mapping[str, Any]) -> None:
     """Names and values, one a line."""
-    table = Table.grid(padding=(0, 2))
+    grid = Table.grid(padding=(0, 2))
     for name, value in values.items():
-        table.add_row(Text(name, style="dim"), Text(str(value), overflow="fold"))
-    out.print(table)
+        grid.add_row(Text(name, style="dim"), Text(printable(value), overflow="fold"))
+    out.print(grid)
+
+
+def table(*titles: str) -> Table:
+    """A table without lines; cells fold rather than lose their ends."""
+    made = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for title in titles:
+        made.add_column(title, overflow="fold")
+    return made
 
 
 def findings(found: Sequence[Finding]) -> None:
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for title in ("", "looked at", "found", "what follows"):
-        table.add_column(title, overflow="fold")
+    rows = table("", "looked at", "found", "what follows")
     for finding in found:
         mark, colour = _MARKS[finding.level]
-        table.add_row(Text(mark, style=colour), finding.topic, Text(finding.found), Text(finding.follows))
-    out.print(table)
+        rows.add_row(Text(mark, style=colour), finding.topic, Text(finding.found), Text(finding.follows))
+    out.print(rows)

@@ -1,11 +1,15 @@
 """`kg up`: the server."""
 
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kappa.app import serve, settings
+from kappa.app import settings
 from kappa.app.cli import show
+
+if TYPE_CHECKING:
+    from kappa.app.serve import Up
 
 
 def up(
@@ -17,6 +21,7 @@ def up(
     no_api: Annotated[bool, typer.Option("--no-api", help="Lanes and maintenance alone.")] = False,
     workers: Annotated[int, typer.Option(min=0, max=256, help="Run the lanes in so many processes of their own.")] = 0,
     with_parent: Annotated[bool, typer.Option("--with-parent", hidden=True)] = False,
+    counts_to: Annotated[Path | None, typer.Option("--counts-to", hidden=True)] = None,
 ) -> None:
     """Start the server: API, lanes and maintenance in one process. ctrl-C drains and stops it.
 
@@ -26,6 +31,9 @@ def up(
         raise typer.BadParameter("--no-api leaves nothing for --api-only and --workers to do")
     if workers and (no_lanes or api_only):
         raise typer.BadParameter("--workers runs the lanes that --no-lanes and --api-only leave out")
+    # The server's libraries take most of a second to load, and no other command needs them.
+    from kappa.app import serve
+
     configured = settings.load()
     given = {key: value for key, value in {"host": host, "port": port}.items() if value is not None}
     any_port = port is None and "port" not in configured.model_fields_set
@@ -35,11 +43,12 @@ def up(
         maintenance=not (no_maintenance or api_only),
         workers=workers,
         with_parent=with_parent,
+        counts_to=counts_to,
     )
     serve.up(configured.model_copy(update=given), options, show.say, _greet, any_port=any_port)
 
 
-def _greet(now: serve.Up) -> None:
+def _greet(now: "Up") -> None:
     show.out.print(f"Kappa is up at [bold]{now.url}[/bold]")
     lines = {"API": f"{now.url}/openapi.json", "health": f"{now.url}/healthz, /readyz, /metrics"}
     if now.options.lanes:

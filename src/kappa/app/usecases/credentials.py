@@ -30,6 +30,7 @@ MAKE_TOKEN = sql["make_token"]
 READ_TOKENS = sql["read_tokens"]
 REVOKE_TOKEN = sql["revoke_token"]
 PASSWORD_OF = sql["password_of"]
+STILL_FITS = sql["still_fits"]
 MAKE_SESSION = sql["make_session"]
 END_SESSION = sql["end_session"]
 FORGET_SESSIONS = sql["forget_sessions"]
@@ -117,7 +118,7 @@ class Credentials:
         limits = {f"name {name}": FAILURES_BY_NAME, f"address {address}": FAILURES_BY_ADDRESS}
         # A try counts before it is looked at, and is forgotten if it was right: many at once can't all be the first.
         async with self._pool.transaction(who="sign in") as connection:
-            await run_async(connection, Op(LOCK_SIGN_IN, {"key": f"name {name}"}, nothing))
+            await run_async(connection, Op(LOCK_SIGN_IN, {"keys": list(limits)}, nothing))
             for key, most in limits.items():
                 await self._throttle(connection, key, most)
             await run_async(connection, Op(NOTE_FAILURE, {"keys": list(limits)}, nothing))
@@ -126,7 +127,10 @@ class Credentials:
         right = await self._passwords.check(password, found[2] if found else None)
         if not right or found is None:
             raise NotAuthenticated("name and password don't fit")
+        await self._signing_key()  # before the transaction: whoever holds a connection asks for no second one
         async with self._pool.transaction(who="sign in") as connection:
+            if await _one(connection, STILL_FITS, id=found[0], password=found[2]) is None:
+                raise NotAuthenticated("name and password don't fit")
             return await self._begin_session(connection, found[0], name, address, request_id)
 
     async def sign_out(self, cookie: str) -> None:
@@ -145,13 +149,14 @@ class Credentials:
         lasts: timedelta | None = None,
     ) -> NewToken:
         """A token for oneself, or for a user who may do no more than oneself."""
+        if user_permissions is not None:
+            # Also with scopes: whoever acts in a user's name can set that user's password.
+            who.require_all(user_permissions, f"a token of {user!r}")
         if scopes is not None:
             if unknown := sorted(set(scopes) - _KNOWN):
                 raise Refused(f"there is no permission {unknown[0]!r}")
             who.require_all(frozenset(scopes), "the token")
-        elif user_permissions is not None:
-            who.require_all(user_permissions, f"a token of {user!r}")
-        else:
+        elif user_permissions is None:
             scopes = None if who.token_id is None else sorted(who.permissions)
         if lasts is not None and not timedelta(0) < lasts <= LONGEST_TOKEN:
             raise Refused(f"a token lasts for more than nothing and at most {LONGEST_TOKEN.days} days")
@@ -221,12 +226,15 @@ class Credentials:
         return await self._mac("csrf", key)
 
     async def _mac(self, purpose: str, text: str) -> str:
+        return hmac.new(await self._signing_key(), f"{purpose} {text}".encode(), hashlib.sha256).hexdigest()
+
+    async def _signing_key(self) -> bytes:
         if self._key is None:
             async with self._pool.connection() as connection:
                 row = await _one(connection, SIGNING_KEY)
             assert row is not None
             self._key = bytes(row[0])
-        return hmac.new(self._key, f"{purpose} {text}".encode(), hashlib.sha256).hexdigest()
+        return self._key
 
 
 def with_request(who: Principal, request_id: str) -> Principal:

@@ -34,6 +34,10 @@ UPDATE kappa.tokens SET revoked_at = now() WHERE id = %(id)s AND revoked_at IS N
 -- name: password_of
 SELECT id, name, password FROM kappa.users WHERE name = %(name)s AND enabled;
 
+-- name: still_fits
+-- The password may have been changed, or its user switched off, while it was looked at. Holds either off until the commit.
+SELECT id FROM kappa.users WHERE id = %(id)s AND enabled AND password = %(password)s FOR SHARE;
+
 -- name: make_session
 INSERT INTO kappa.sessions (hash, user_id, expires_at) VALUES (%(hash)s, %(user_id)s, now() + %(lasts)s::interval)
 RETURNING expires_at, kappa.permissions_of(user_id);
@@ -45,8 +49,9 @@ DELETE FROM kappa.sessions WHERE hash = %(hash)s;
 DELETE FROM kappa.sessions WHERE expires_at <= now();
 
 -- name: lock_sign_in
--- One try at a time for a name: many at once would all see the same count.
-SELECT pg_advisory_xact_lock(1262568292, hashtext(%(key)s));
+-- One try at a time for a name and for an address: many at once would all see the same count. In one order for all.
+SELECT pg_advisory_xact_lock(1262568292, key)
+  FROM (SELECT DISTINCT hashtext(k) AS key FROM unnest(%(keys)s::text[]) AS k ORDER BY 1 OFFSET 0) AS ordered;
 
 -- name: failures
 -- How many failures there were lately, and the seconds until the oldest of them counts no more.

@@ -70,7 +70,8 @@ class Jobs:
         """Enqueue a finished job anew; the new job is its submitter's as well."""
 
         async def act(connection: AsyncConnection[Row]) -> Enqueued:
-            return await self._client.retry(job_id, connection=connection)
+            approved = who.may(Permission.JOBS_APPROVE)  # one approval is not one for every time
+            return await self._client.retry(job_id, approved=approved, connection=connection)
 
         return await self._act(who, job_id, "job.retry", act)
 

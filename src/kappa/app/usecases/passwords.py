@@ -1,4 +1,7 @@
-"""Passwords, hashed by Argon2id. It takes its time and memory on purpose, so it runs in threads, two at once."""
+"""Passwords, hashed by Argon2id. It takes its time and memory on purpose, so it runs in threads, two at once.
+
+Each holds one of the API's tokens for threads, too: what the gate lets through is counted with everything else.
+"""
 
 import anyio
 from anyio.to_thread import run_sync
@@ -25,10 +28,12 @@ class Passwords:
     async def hash(self, password: str) -> str:
         if not SHORTEST <= len(password) <= LONGEST:
             raise Refused(f"a password has {SHORTEST} to {LONGEST} characters")
-        return await run_sync(_hasher.hash, password, limiter=self._gate)
+        async with self._gate:
+            return await run_sync(_hasher.hash, password)
 
     async def check(self, password: str, hashed: str | None) -> bool:
-        right = await run_sync(_check, password, hashed or _NOBODY, limiter=self._gate)
+        async with self._gate:
+            right = await run_sync(_check, password, hashed or _NOBODY)
         return right and hashed is not None
 
 

@@ -162,6 +162,8 @@ class People:
     async def change_own_password(self, who: Principal, password: str) -> None:
         hashed = await self._passwords.hash(password)
         async with self._pool.transaction() as connection:
+            # A token with less than its user may could otherwise sign in as all of them.
+            who.require_all(frozenset((await self._find(connection, who.name)).permissions), "a new password")
             params = {"id": who.user_id, "enabled": None, "password": hashed}
             await run_async(connection, Op(CHANGE_USER, params, nothing))
             await run_async(connection, Op(END_SESSIONS, {"id": who.user_id}, nothing))

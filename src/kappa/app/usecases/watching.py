@@ -21,20 +21,22 @@ class Watchtower:
     def __init__(self, client: AsyncClient, every: float = EVERY) -> None:
         self._client = client
         self._every = every
-        self._watchers: defaultdict[int, set[asyncio.Queue[Job]]] = defaultdict(set)
+        self._watchers: defaultdict[int, set[asyncio.Queue[Job | None]]] = defaultdict(set)
         self._looking: asyncio.Task[None] | None = None
 
     async def watch(self, job_id: int) -> AsyncGenerator[Job]:
         """The job as it is, and again each time that something of it changed, until it has ended."""
         seen = await self._client.show(job_id)
         yield seen
-        news: asyncio.Queue[Job] = asyncio.Queue(1)
+        news: asyncio.Queue[Job | None] = asyncio.Queue(1)
         self._watchers[job_id].add(news)
         try:
             while not seen.state.terminal:
                 if self._looking is None:
                     self._looking = asyncio.create_task(self._look())
                 job = await news.get()
+                if job is None:
+                    return  # it was deleted
                 if job != seen:
                     seen = job
                     yield seen
@@ -49,16 +51,21 @@ class Watchtower:
             await asyncio.gather(self._looking, return_exceptions=True)
 
     async def _look(self) -> None:
-        while self._watchers:
-            try:
-                found = await self._client.show_many(list(self._watchers))
-            except (psycopg.OperationalError, PgError) as error:
-                log.warning("watched jobs could not be read, next look soon: %s", error)
-                found = []
-            for job in found:
-                for news in self._watchers.get(job.id, ()):
-                    if news.full():
-                        news.get_nowait()
-                    news.put_nowait(job)
-            await asyncio.sleep(self._every)
-        self._looking = None
+        try:
+            while self._watchers:
+                asked = list(self._watchers)
+                try:
+                    self._tell(asked, await self._client.show_many(asked))
+                except (psycopg.Error, PgError) as error:
+                    log.warning("watched jobs could not be read, next look soon: %s", error)
+                await asyncio.sleep(self._every)
+        finally:
+            self._looking = None
+
+    def _tell(self, asked: list[int], found: list[Job]) -> None:
+        seen = {job.id: job for job in found}
+        for job_id in asked:
+            for news in self._watchers.get(job_id, ()):
+                if news.full():
+                    news.get_nowait()
+                news.put_nowait(seen.get(job_id))

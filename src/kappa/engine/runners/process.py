@@ -10,7 +10,7 @@ import os
 import pickle
 import threading
 import traceback
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from functools import cache
 from multiprocessing.connection import Connection as PipeEnd
@@ -21,7 +21,7 @@ import psycopg
 from psycopg import Connection
 
 from kappa.engine import attempt
-from kappa.engine.context import JobContext, Running
+from kappa.engine.context import JobContext, Running, current
 from kappa.engine.errors import EngineError, JobFailed, LeaseLost
 from kappa.engine.model import JobState
 from kappa.engine.store import jobs
@@ -63,6 +63,11 @@ class ChildContext:
         self.lane: str = facts["lane"]
         self.attempt: int = facts["attempt"]
         self.max_attempts: int = facts["max_attempts"]
+        self.adopted: bool = facts["adopted"]
+
+    @property
+    def facts(self) -> dict[str, int | str]:
+        return {"job": self.job_id, "attempt": self.attempt, "lane": self.lane, "kind": self.kind}
 
     def _ask(self, name: str, *args: Any, **named: Any) -> Any:
         self._pipe.send(("ask", name, args, named))
@@ -141,8 +146,9 @@ class ChildContext:
 class Children:
     """The child processes of one worker."""
 
-    def __init__(self, url: str, job_threads: int) -> None:
+    def __init__(self, url: str, job_threads: int, set_up: Callable[[], object] | None = None) -> None:
         self._url = url
+        self._set_up = set_up
         self._job_threads = job_threads
         self._context = multiprocessing.get_context("spawn")
         self._idle: list[tuple[SpawnProcess, Pipe]] = []
@@ -153,7 +159,10 @@ class Children:
         """In a thread: run the handler in a child and give what it returned, or raise what it raised."""
         process, pipe = self._take(running)
         try:
-            facts = {name: getattr(context, name) for name in ("job_id", "kind", "lane", "attempt", "max_attempts")}
+            facts = {
+                name: getattr(context, name)
+                for name in ("job_id", "kind", "lane", "attempt", "max_attempts", "adopted")
+            }
             facts |= {"url": self._url, "job_threads": self._job_threads}
             handler = running.handler
             payload = handler.load_payload(running.claimed.payload) if handler.takes_payload else None
@@ -196,7 +205,7 @@ class Children:
                     return process, pipe
                 pipe.close()
         ours, theirs = cast("tuple[Pipe, Pipe]", self._context.Pipe())
-        process = self._context.Process(target=serve, args=(theirs,), name="kappa-child", daemon=True)
+        process = self._context.Process(target=serve, args=(theirs, self._set_up), name="kappa-child", daemon=True)
         process.start()
         theirs.close()
         with self._lock:
@@ -234,15 +243,18 @@ def _answer(context: JobContext, name: str, args: tuple[Any, ...], named: dict[s
         return False, error
 
 
-def serve(pipe: Pipe) -> None:
+def serve(pipe: Pipe, set_up: Callable[[], object] | None = None) -> None:
     """In the child: handlers, one after the other, until the parent is gone."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
+    if set_up is not None:
+        set_up()
     while True:
         try:
             function, takes_payload, payload, facts = pipe.recv()
         except EOFError:
             return
         context = ChildContext(pipe, facts)
+        current.set(context)
         try:
             value = function(context, payload) if takes_payload else function(context)
             answer = context.end(value)

@@ -1,0 +1,91 @@
+"""MCP over HTTP, at `/mcp` of a server: a tool does what it does with the token of the request that called it."""
+
+import ipaddress
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from contextvars import ContextVar
+
+import httpx2
+from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
+from mcp.server.transport_security import TransportSecuritySettings
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from kappa.app.api import problems
+from kappa.app.api.middleware import RequestId
+from kappa.app.mcp import offers
+from kappa.app.mcp.api import Api
+from kappa.app.mcp.inprocess import InProcess
+from kappa.app.settings import Settings
+
+PATH = "/mcp"
+LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
+RELAYED = ("content-type", "www-authenticate", "retry-after")
+
+# There is no default: a tool that was called by nobody can do nothing.
+_caller: ContextVar[httpx2.AsyncClient] = ContextVar("caller")
+
+
+@asynccontextmanager
+async def opened(settings: Settings) -> AsyncGenerator[Callable[[ASGIApp], ASGIApp]]:
+    """What puts `/mcp` before the API, for as long as the block lasts."""
+    server = offers.build(Api(_caller.get))
+    # Stateless: any process of a server can answer any request, and a restart loses no session.
+    server.streamable_http_app(
+        stateless_http=True, max_request_body_size=settings.max_body, transport_security=_security(settings.host)
+    )
+    async with server.session_manager.run():
+        yield lambda api: _Endpoint(api, server.session_manager)
+
+
+class _Endpoint:
+    """MCP at its path; everything else is the API's."""
+
+    def __init__(self, api: ASGIApp, manager: StreamableHTTPSessionManager) -> None:
+        self._api = api
+        self._manager = manager
+        self._inside = InProcess(RequestId(api))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] != PATH:
+            return await self._api(scope, receive, send)
+        scope["kappa.route"] = PATH
+        scope["kappa.route"] = PATH
+        # As bytes, as they came. No cookie: a page that could make a browser call would have it along.
+        headers = [(b"x-request-id", scope["kappa.request_id"].encode())]
+        headers += [(name, value) for name, value in scope["headers"] if name == b"authorization"]
+        async with httpx2.AsyncClient(
+            transport=self._inside, base_url="http://localhost", headers=headers, trust_env=False
+        ) as client:
+            known = await client.get("/me")
+            if known.status_code not in (200, 403):  # 403: a token whose scopes leave its account out is a good one
+                said = {name: known.headers[name] for name in RELAYED if name in known.headers}
+                return await Response(known.content, known.status_code, said)(scope, receive, send)
+            if scope["method"] != "POST":  # without sessions there is no stream to open and none to end
+                refusal = problems.response(
+                    405, "no_such_method", "MCP without sessions is POST alone",
+                    request_id=scope["kappa.request_id"], headers={"Allow": "POST"},
+                )  # fmt: skip
+                return await refusal(scope, receive, send)
+            mark = _caller.set(client)
+            try:
+                return await self._manager.handle_request(scope, receive, send)
+            finally:
+                _caller.reset(mark)
+
+
+def _security(host: str) -> TransportSecuritySettings:
+    """On loopback, only its own names: a page can make its name lead there. Elsewhere the names are not known here."""
+    if not _is_loopback(host):
+        return TransportSecuritySettings(enable_dns_rebinding_protection=False)
+    names = [*LOOPBACK, *(f"{name}:*" for name in LOOPBACK)]
+    return TransportSecuritySettings(
+        allowed_hosts=names, allowed_origins=[f"{scheme}://{name}" for scheme in ("http", "https") for name in names]
+    )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

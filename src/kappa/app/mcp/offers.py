@@ -1,0 +1,20 @@
+"""Everything that agents are offered. A new group of tools is a module with `offer`, and one more name here."""
+
+from kappa.app.mcp import jobs, workers
+from kappa.app.mcp.api import Api
+from kappa.app.mcp.server import Server
+
+GROUPS = (jobs, workers)
+
+INSTRUCTIONS = """\
+Kappa runs durable jobs: each has a kind, waits in that kind's lane and is done by a worker, once, even if machines die.
+Enqueue with enqueue_job, then wait_for_job; a job in the state awaiting_approval goes on only after approve_job.
+The resource workers/status shows the lanes, the kinds each of them does, and who works.
+What you may do depends on the token of this connection; a refusal names the permission that is missing."""
+
+
+def build(api: Api) -> Server:
+    server = Server(INSTRUCTIONS)
+    for group in GROUPS:
+        group.offer(server, api)
+    return server

@@ -1,0 +1,60 @@
+"""Tool runs: other people's programs as jobs, limited, outliving their worker, settled once.
+
+bench = tools.install(engine, Path("~/.kappa"))
+async with engine.async_client() as client:
+    await Tools(client).register("wc", "1", argv=["python3", "wc.py"])
+    await Tools(client).run("wc", inputs={"text": "to be or not"})
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from kappa.engine.engine import Engine
+from kappa.engine.tools.client import KIND, ToolError, ToolLimits, ToolNotFound, Tools
+from kappa.engine.tools.collect import ArtifactStore, Stored
+from kappa.engine.tools.contract import ContractBroken
+from kappa.engine.tools.handler import Bench
+from kappa.engine.tools.process_runner import ProcessRunner
+from kappa.engine.tools.run import Exit, Found, Identity, Limits, Runner, RunnerUnavailable, Spec
+from kappa.engine.tools.store import LogPiece, Tool, ToolRun
+
+__all__ = [
+    "KIND",
+    "ArtifactStore",
+    "Bench",
+    "ContractBroken",
+    "Exit",
+    "Found",
+    "Identity",
+    "Limits",
+    "LogPiece",
+    "ProcessRunner",
+    "Runner",
+    "RunnerUnavailable",
+    "Spec",
+    "Stored",
+    "Tool",
+    "ToolError",
+    "ToolLimits",
+    "ToolNotFound",
+    "ToolRun",
+    "Tools",
+    "artifacts_of",
+    "install",
+]
+
+
+def install(engine: Engine, home: Path, runners: Mapping[str, Runner] | None = None) -> Bench:
+    """Let workers of this engine do tool runs, with their directories and artifacts in a home."""
+    home = home.expanduser().absolute()
+    root = home / "runs"
+    root.mkdir(parents=True, exist_ok=True, mode=0o700)
+    found = runners if runners is not None else {"process": ProcessRunner(root, hidden=[home])}
+    bench = Bench(engine.database, root, ArtifactStore(artifacts_of(home)), found)
+    engine.job(KIND, adoptable=True)(bench.handle)
+    return bench
+
+
+def artifacts_of(home: Path) -> Path:
+    """Where the artifacts of a home are stored."""
+    return home.expanduser().absolute() / "artifacts"

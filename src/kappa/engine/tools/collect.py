@@ -1,0 +1,156 @@
+"""Takes what a tool left out of its directory: the result, and the artifacts, each whole or not at all.
+
+The tool may have left anything: links that lead out, devices, pipes that never end, a file that grows. Nothing here
+follows a link, blocks, or reads more than it was told to.
+"""
+
+import hashlib
+import os
+import stat
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from kappa.engine.tools.contract import (
+    PROGRESS_LIMIT,
+    RESULT_LIMIT,
+    Artifact,
+    ContractBroken,
+    Progress,
+    artifact_parts,
+)
+from kappa.engine.tools.run import RunDirectory
+
+PIECE = 1024 * 1024
+ABANDONED_AFTER = 3600.0
+"""Seconds. A draft is written to all the time until it gets its name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """An artifact that is wholly stored."""
+
+    path: str
+    media_type: str | None
+    size: int
+    sha256: str
+
+
+class ArtifactStore:
+    """Files by their content: a name means whole bytes."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def place(self, sha256: str) -> Path:
+        return self._root / sha256[:2] / sha256
+
+    def sweep(self) -> None:
+        """Remove drafts whose writers are gone: nobody has written to them for long."""
+        for draft in (self._root / "drafts").glob("*"):
+            with suppress(FileNotFoundError):
+                if time.time() - draft.stat().st_mtime > ABANDONED_AFTER:
+                    draft.unlink()
+
+    def take(self, source: int, size: int) -> str:
+        """Store what is read from a file; gives its SHA-256. More or fewer bytes than it had at first are refused."""
+        drafts = self._root / "drafts"
+        drafts.mkdir(parents=True, exist_ok=True, mode=0o700)
+        draft = drafts / os.urandom(16).hex()
+        digest, read = hashlib.sha256(), 0
+        try:
+            with draft.open("xb") as file:
+                while piece := os.read(source, PIECE):
+                    read += len(piece)
+                    if read > size:
+                        raise ContractBroken("an artifact grew while it was collected")
+                    digest.update(piece)
+                    file.write(piece)
+                if read < size:
+                    raise ContractBroken("an artifact shrank while it was collected")
+                file.flush()
+                os.fsync(file.fileno())
+            place = self.place(digest.hexdigest())
+            place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            draft.replace(place)
+            _sync_directory(place.parent)
+        except BaseException:
+            draft.unlink(missing_ok=True)
+            raise
+        return digest.hexdigest()
+
+
+def read_result(run: RunDirectory) -> bytes | None:
+    """`result.json` as the tool left it, one byte over the limit at most."""
+    return _read(run.path, "result.json", RESULT_LIMIT)
+
+
+def read_progress(run: RunDirectory) -> Progress | None:
+    """What the tool says of its progress. It may be writing at this moment: what is no sense yet is nothing."""
+    try:
+        text = _read(run.path, "progress.json", PROGRESS_LIMIT)
+        return None if text is None else Progress.model_validate_json(text)
+    except (ContractBroken, ValidationError, ValueError):
+        return None
+
+
+def store_artifacts(run: RunDirectory, artifacts: list[Artifact], store: ArtifactStore, most: int) -> list[Stored]:
+    """Every artifact that the result names, stored. They may have so many bytes together."""
+    stored: list[Stored] = []
+    left = most
+    for artifact in artifacts:
+        parts = artifact_parts(artifact.path)
+        try:
+            number = _open_file(run.output, parts, artifact.path)
+        except FileNotFoundError:
+            raise ContractBroken(f"artifact {artifact.path!r} is not there") from None
+        try:
+            size = os.fstat(number).st_size
+            if size > left:
+                raise ContractBroken(f"the artifacts are larger than {most // 1024 // 1024} MB together")
+            left -= size
+            stored.append(Stored("/".join(parts), artifact.media_type, size, store.take(number, size)))
+        finally:
+            os.close(number)
+    return stored
+
+
+def _read(base: Path, name: str, limit: int) -> bytes | None:
+    try:
+        number = _open_file(base, (name,), name)
+    except FileNotFoundError:
+        return None
+    with open(number, "rb") as file:  # noqa: PTH123
+        return file.read(limit + 1)
+
+
+def _open_file(base: Path, parts: tuple[str, ...], name: str) -> int:
+    """A regular file below a directory, opened without following any link on the way."""
+    place = os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        for part in parts[:-1]:
+            inner = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=place)
+            os.close(place)
+            place = inner
+        number = os.open(parts[-1], os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=place)
+    except FileNotFoundError:
+        raise
+    except OSError:
+        raise ContractBroken(f"{name!r} is not a plain file in plain directories") from None
+    finally:
+        os.close(place)
+    if not stat.S_ISREG(os.fstat(number).st_mode):
+        os.close(number)
+        raise ContractBroken(f"{name!r} is not a plain file")
+    return number
+
+
+def _sync_directory(path: Path) -> None:
+    number = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)

@@ -1,0 +1,195 @@
+"""Runs tools as processes of this host, each behind a supervisor that outlives the worker."""
+
+import fcntl
+import json
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+
+from kappa.engine.tools import supervisor
+from kappa.engine.tools.run import (
+    LOST,
+    MEGABYTE,
+    RUNNING,
+    Found,
+    Identity,
+    RunDirectory,
+    RunnerUnavailable,
+    Spec,
+    directories,
+    write_whole,
+)
+
+FIRST_UID = 200_000
+UIDS = 100_000
+INSIDE = "/tmp/kappa"  # noqa: S108
+"""Where a sandboxed tool sees its directory."""
+LOOK_FIRST = 0.005
+LOOK_LAST = 0.2
+STOP_WITHIN = 30.0
+STARTED_WITHIN = 30.0
+
+
+class ProcessRunner:
+    """Processes, sandboxed by bubblewrap where it is installed."""
+
+    def __init__(self, root: Path, *, sandbox: bool | None = None, hidden: Sequence[Path] = ()) -> None:
+        self._root = root
+        self._bwrap = shutil.which("bwrap") if sandbox is None or sandbox else None
+        if sandbox and self._bwrap is None:
+            raise RunnerUnavailable("bubblewrap is not installed, and the sandbox is asked for")
+        self._hidden = [path.resolve() for path in hidden]
+
+    @property
+    def sandboxed(self) -> bool:
+        return self._bwrap is not None
+
+    def start(self, spec: Spec) -> None:
+        run = RunDirectory(self._root, spec.identity)
+        if not self.find(spec.identity).lost:
+            return
+        uid = FIRST_UID + spec.identity.job_id % UIDS if os.geteuid() == 0 else None
+        if uid is not None:
+            for path in (run.path, run.output, run.input, *run.input.iterdir(), run.request):
+                os.chown(path, uid, uid, follow_symlinks=False)
+        facts = {
+            "command": self._command(spec, run, uid),
+            "directory": str(run.path),
+            "environment": self._environment(spec, run),
+            "mark": spec.identity.name,
+            "limits": asdict(spec.limits),
+            "timeout": spec.timeout,
+            "sandboxed": self.sandboxed,
+            # In the sandbox root is what makes the mounts; the tool is somebody else by the time it runs.
+            "uid": None if self.sandboxed else uid,
+            "gid": None if self.sandboxed else uid,
+            "nproc": spec.limits.pids if uid is not None else _processes_of(os.getuid()) + spec.limits.pids,
+        }
+        write_whole(run.spec, json.dumps(facts).encode())
+        try:
+            _spawn(run)
+        except OSError as error:
+            raise RunnerUnavailable(f"no supervisor could be started: {error.strerror}") from None
+        self._until_supervised(run)
+
+    def find(self, identity: Identity) -> Found:
+        run = RunDirectory(self._root, identity)
+        if (ended := run.read_exit()) is not None:
+            return Found(running=False, exit=ended)
+        try:
+            with run.lock.open("a") as lock:
+                # Shared, so that of two who look at the same time neither takes the other for a supervisor.
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except FileNotFoundError:
+            return LOST
+        except BlockingIOError:
+            return RUNNING
+        # It may have ended between the two looks.
+        return Found(running=False, exit=run.read_exit())
+
+    def wait(self, identity: Identity, seconds: float) -> Found:
+        until, pause = time.monotonic() + seconds, LOOK_FIRST
+        while (found := self.find(identity)).running and time.monotonic() < until:
+            time.sleep(min(pause, max(0.0, until - time.monotonic())))
+            pause = min(2 * pause, LOOK_LAST)
+        return found
+
+    def stop(self, identity: Identity) -> None:
+        run = RunDirectory(self._root, identity)
+        with suppress(FileNotFoundError):
+            run.stop.touch()
+        if self.wait(identity, STOP_WITHIN).running:
+            raise RunnerUnavailable(f"{identity.name} doesn't end")
+        self._end_strays(identity)
+
+    def remove(self, identity: Identity) -> None:
+        self._end_strays(identity)
+
+    def leftovers(self) -> list[Identity]:
+        return directories(self._root)
+
+    def _until_supervised(self, run: RunDirectory) -> None:
+        """The supervisor has its lock: from here on the run can be found."""
+        until = time.monotonic() + STARTED_WITHIN
+        while self.find(run.identity).lost:
+            if time.monotonic() > until:
+                raise RunnerUnavailable(f"the supervisor of {run.identity.name} didn't begin")
+            time.sleep(LOOK_FIRST)
+
+    def _environment(self, spec: Spec, run: RunDirectory) -> dict[str, str]:
+        place = INSIDE if self.sandboxed else str(run.path)
+        kept = {name: os.environ[name] for name in ("PATH", "LANG", "LC_ALL", "TZ") if name in os.environ}
+        return {**kept, "HOME": place, "TMPDIR": "/tmp", "KAPPA_DIR": place, **spec.environment}  # noqa: S108
+
+    def _command(self, spec: Spec, run: RunDirectory, uid: int | None) -> list[str]:
+        if self._bwrap is None:
+            return list(spec.argv)
+        command = [
+            self._bwrap, "--die-with-parent", "--new-session",
+            "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try",
+            "--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev",
+            "--perms", "1777", "--size", str(spec.limits.tmp_mb * MEGABYTE), "--tmpfs", "/tmp",  # noqa: S108
+        ]  # fmt: skip
+        for path in self._hidden:
+            if path.exists() and not path.is_relative_to("/tmp"):  # noqa: S108
+                command += ["--tmpfs", str(path)]
+        command += ["--bind", str(run.path), INSIDE, "--chdir", INSIDE]
+        if uid is None:
+            return [*command, "--unshare-user", "--", *spec.argv]
+        become = ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups", "--no-new-privs",
+                  "--inh-caps=-all", "--bounding-set=-all"]  # fmt: skip
+        caps = ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID", "--cap-add", "CAP_SETPCAP"]
+        return [*command, *caps, "--", *become, "--", *spec.argv]
+
+    def _end_strays(self, identity: Identity) -> None:
+        """Processes of a run whose supervisor was killed, found by the mark that they inherited."""
+        mark = f"{supervisor.MARK}={identity.name}".encode()
+        while strays := [pid for pid in _others() if _is_marked(pid, mark)]:  # they may beget more meanwhile
+            for pid in strays:
+                with suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(LOOK_FIRST)
+
+
+def _others() -> list[int]:
+    pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+    return [pid for pid in pids if pid != os.getpid()]
+
+
+def _is_marked(pid: int, mark: bytes) -> bool:
+    try:
+        return mark in Path("/proc", str(pid), "environ").read_bytes().split(b"\0")
+    except OSError:
+        return False
+
+
+def _spawn(run: RunDirectory) -> None:
+    child = subprocess.Popen(
+        [sys.executable, "-IS", supervisor.__file__, str(run.private)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+        cwd="/",
+    )
+    child.wait()  # it leaves its real self behind
+
+
+def _processes_of(uid: int) -> int:
+    """How many processes and threads a user has: the limit counts them all."""
+    count = 0
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with suppress(OSError):
+                if entry.stat().st_uid == uid:
+                    count += sum(1 for _ in (entry / "task").iterdir())
+    most, _ = resource.getrlimit(resource.RLIMIT_NPROC)
+    return count if most == resource.RLIM_INFINITY else min(count, most)

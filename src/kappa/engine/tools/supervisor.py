@@ -1,0 +1,249 @@
+"""The program that stands between a worker and a tool, and outlives the worker.
+
+It runs as `python -IS supervisor.py PRIVATE_DIRECTORY` in a session of its own, imports the standard library only, and
+holds a lock in the directory for as long as it lives: whoever finds the lock free and no `exit.json` knows that the
+attempt is lost. It never trusts the tool: both outputs are read to their end and cut, the time is kept here, and at the
+end nothing that the tool started is left.
+"""
+
+import ctypes
+import fcntl
+import json
+import os
+import resource
+import select
+import signal
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import IO, Any
+
+LOG_LIMIT = 200_000
+LOOK_EVERY = 0.2
+LOCK_WITHIN = 2.0
+MEASURE_EVERY = 1.0
+PIECE = 65536
+MARK = "KAPPA_RUN"
+"""In the environment of everything that the tool starts."""
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def main() -> None:
+    if os.fork():
+        os._exit(0)  # nobody's child: whoever started it can go, and need not bury it
+    os.setsid()
+    private = Path(sys.argv[1])
+    lock = (private / "lock").open("a")
+    if not take(lock):
+        return  # another one supervises this run
+    if (private / "exit.json").exists() or not is_at(lock, private / "lock"):
+        return  # it has ended, or its directory was made anew while this one was on its way
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # stopping is asked for by a file, which no stranger can write
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    spec: dict[str, Any] = json.loads((private / "spec.json").read_bytes())
+    ended = Run(private, spec).run()
+    draft = private / ".exit.json"
+    with draft.open("w") as file:
+        json.dump(ended, file)
+        file.flush()
+        os.fsync(file.fileno())
+    draft.replace(private / "exit.json")
+
+
+def take(lock: IO[str]) -> bool:
+    """Lock it, unless another supervisor has it. Who only looks has it for an instant."""
+    until = time.monotonic() + LOCK_WITHIN
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > until:
+                return False
+            time.sleep(0.002)
+        else:
+            return True
+
+
+def is_at(file: IO[str], path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+class Run:
+    """One run of one tool."""
+
+    def __init__(self, private: Path, spec: dict[str, Any]) -> None:
+        self._private = private
+        self._spec = spec
+        self._limits: dict[str, Any] = spec["limits"]
+        self._deadline = time.monotonic() + spec["timeout"]
+        self._output = Path(spec["directory"])
+        self._kept = {"stdout": 0, "stderr": 0}
+        self._logs = {name: (private / name).open("ab", buffering=0) for name in self._kept}
+
+    def run(self) -> dict[str, Any]:
+        _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        if (self._private / "stop").exists():
+            return {"stopped": True}
+        try:
+            child = subprocess.Popen(
+                self._spec["command"],
+                cwd=self._spec["directory"],
+                env={**self._spec["environment"], MARK: self._spec["mark"]},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+                preexec_fn=self._confine,
+                user=self._spec["uid"],
+                group=self._spec["gid"],
+                extra_groups=[] if self._spec["uid"] is not None else None,
+            )
+        except (OSError, subprocess.SubprocessError) as error:
+            return {"not_started": f"the tool could not be started: {os.strerror(getattr(error, 'errno', 0) or 0)}"}
+        why = self._follow(child)
+        end_everything(child.pid)
+        self._drain_all(child)  # not before: a child that goes on writing would never let this end
+        code = child.wait()
+        ended: dict[str, Any] = {"code": code} if code >= 0 else {"signal": -code}
+        if why == "stop":
+            ended["stopped"] = True
+        elif why == "time":
+            ended["timed_out"] = True
+        elif why is not None:
+            ended["over_limit"] = why
+        elif self._spec["sandboxed"] and 128 < code <= 128 + signal.SIGRTMAX:
+            ended = {"signal": code - 128}  # as bubblewrap tells what its child died of
+        return ended
+
+    def _confine(self) -> None:
+        """In the child, before it becomes the tool."""
+        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        memory = self._limits["memory_mb"] * 1024 * 1024
+        size = self._limits["output_mb"] * 1024 * 1024
+        for what, limit in (
+            (resource.RLIMIT_AS, memory),
+            (resource.RLIMIT_FSIZE, size),
+            (resource.RLIMIT_CORE, 0),
+            (resource.RLIMIT_NOFILE, 1024),
+            (resource.RLIMIT_NPROC, self._spec["nproc"]),
+        ):
+            _, most = resource.getrlimit(what)
+            limit = limit if most == resource.RLIM_INFINITY else min(limit, most)
+            resource.setrlimit(what, (limit, limit))
+
+    def _follow(self, child: "subprocess.Popen[bytes]") -> str | None:
+        """Read its outputs until it has ended; or say why it must end now."""
+        assert child.stdout is not None
+        assert child.stderr is not None
+        names = {child.stdout.fileno(): "stdout", child.stderr.fileno(): "stderr"}
+        poller = select.poll()
+        for number in names:
+            os.set_blocking(number, False)
+            poller.register(number, select.POLLIN)
+        measure_at = time.monotonic() + MEASURE_EVERY
+        while True:
+            for number, _ in poller.poll(LOOK_EVERY * 1000):
+                if not self._drain(number, names[number]):
+                    poller.unregister(number)
+                    del names[number]
+            reap(child.pid)
+            if child.poll() is not None:
+                return None
+            if not names:
+                time.sleep(LOOK_EVERY)  # it closed both outputs and goes on
+            if (self._private / "stop").exists():
+                return "stop"
+            if time.monotonic() >= self._deadline:
+                return "time"
+            if time.monotonic() >= measure_at:
+                measure_at = time.monotonic() + MEASURE_EVERY
+                if bytes_below(self._output) > self._limits["output_mb"] * 1024 * 1024:
+                    return f"it wrote more than {self._limits['output_mb']} MB"
+
+    def _drain_all(self, child: "subprocess.Popen[bytes]") -> None:
+        for name, stream in (("stdout", child.stdout), ("stderr", child.stderr)):
+            assert stream is not None
+            while self._drain(stream.fileno(), name):
+                pass
+
+    def _drain(self, number: int, name: str) -> bool:
+        """Read a piece, keep what fits. False if there is nothing to read."""
+        try:
+            piece = os.read(number, PIECE)
+        except BlockingIOError:
+            return False
+        if room := LOG_LIMIT - self._kept[name]:
+            self._logs[name].write(piece[:room])
+            self._kept[name] += len(piece[:room])
+        return bool(piece)
+
+
+def end_everything(leader: int) -> None:
+    """Kill the tool's process group, and every descendant wherever it went: they are all ours by adoption."""
+    while True:
+        for kill, pid in [(os.killpg, leader), *((os.kill, pid) for pid in children())]:
+            try:
+                kill(pid, signal.SIGKILL)
+            except (ProcessLookupError, PermissionError):
+                continue
+        reap(leader)
+        if not [pid for pid in children() if pid != leader]:
+            return
+        time.sleep(0.01)
+
+
+def children() -> list[int]:
+    """The processes whose parent this one is, born or adopted."""
+    me = os.getpid()
+    try:
+        return list(map(int, Path(f"/proc/self/task/{me}/children").read_text().split()))
+    except FileNotFoundError:  # a kernel without the list
+        names = [path.name for path in Path("/proc").iterdir()]
+        return [int(name) for name in names if name.isdigit() and _parent(name) == me]
+
+
+def _parent(pid: str) -> int:
+    try:
+        return int(Path("/proc", pid, "stat").read_bytes().rpartition(b")")[2].split()[1])
+    except (OSError, IndexError):
+        return 0
+
+
+def reap(but_not: int) -> None:
+    """Bury adopted descendants that have ended. The tool itself is waited for by who started it."""
+    for pid in children():
+        if pid != but_not:
+            try:
+                os.waitpid(pid, os.WNOHANG)
+            except ChildProcessError:
+                continue
+
+
+def bytes_below(directory: Path) -> int:
+    """What the files below a directory take, links not followed."""
+    total, places = 0, [os.fspath(directory)]
+    while places:  # not by recursion: a tool may go as deep as it likes
+        try:
+            with os.scandir(places.pop()) as entries:
+                for entry in entries:
+                    found = entry.stat(follow_symlinks=False)
+                    if stat.S_ISREG(found.st_mode):
+                        total += found.st_blocks * 512
+                    elif stat.S_ISDIR(found.st_mode):
+                        places.append(entry.path)
+        except OSError:
+            continue
+    return total
+
+
+if __name__ == "__main__":
+    main()

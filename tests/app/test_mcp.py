@@ -1,0 +1,281 @@
+"""Agents: the official client of the protocol beside a real `kg up`, through `kg mcp` and over HTTP."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from mcp import Client, MCPError, StdioServerParameters
+from mcp.client.streamable_http import streamable_http_client
+from mcp_types import CallToolResult, TextContent
+
+from kappa.app.cli import entry
+from kappa.app.mcp import http as over_http
+from tests.app.conftest import Up
+from tests.ground import PATIENCE, kg
+
+STATUS = "kappa://workers/status"
+TOOLS = {
+    *("enqueue_job", "list_jobs", "show_job", "wait_for_job", "approve_job", "reject_job", "cancel_job"),
+    *("retry_job", "prioritise_job"),
+}
+
+
+@asynccontextmanager
+async def agent(up: Up, way: str, token: str | None = None) -> AsyncGenerator[Client]:
+    """An agent that speaks one way, in the newest form of the protocol or, as most do, after a handshake."""
+    transport, _, mode = way.partition(" ")
+    if transport == "stdio":
+        env = up.env | ({"KAPPA_TOKEN": token} if token else {})
+        command = StdioServerParameters(command=sys.executable, args=["-m", "kappa.app.cli.entry", "mcp"], env=env)
+        async with Client(command, mode=mode or "auto", read_timeout_seconds=PATIENCE) as client:
+            yield client
+    else:
+        headers = {"Authorization": f"Bearer {token or up.token}"}
+        async with httpx2.AsyncClient(headers=headers, timeout=PATIENCE) as http:
+            connection = streamable_http_client(f"{up.url}/mcp", http_client=http)
+            async with Client(connection, mode=mode or "auto", read_timeout_seconds=PATIENCE) as client:
+                yield client
+
+
+async def call(client: Client, tool: str, **arguments: Any) -> dict[str, Any]:
+    """What a tool gave, the same for programs and for models."""
+    answer = await client.call_tool(tool, arguments)
+    assert not answer.is_error, answer
+    assert answer.structured_content is not None
+    assert json.loads(_text(answer)) == answer.structured_content
+    return answer.structured_content
+
+
+async def refusal(client: Client, tool: str, **arguments: Any) -> str:
+    """The line that a tool refused with."""
+    answer = await client.call_tool(tool, arguments)
+    assert answer.is_error, answer
+    line = _text(answer)
+    assert "\n" not in line
+    return line
+
+
+def _text(answer: CallToolResult) -> str:
+    [content] = answer.content
+    assert isinstance(content, TextContent)
+    return content.text
+
+
+def token_for(up: Up, role: str, scopes: list[str] | None = None) -> str:
+    with up.client() as operator:
+        operator.post("/users", json={"name": role, "roles": [role]}).raise_for_status()
+        made = operator.post(f"/users/{role}/tokens", json={"name": "agent", "scopes": scopes}).raise_for_status()
+        return made.json()["token"]
+
+
+@pytest.mark.parametrize("way", ["stdio", "stdio legacy", "http", "http legacy"])
+async def test_an_agent_looks_around_and_sees_a_job_through(up: Up, way: str) -> None:
+    async with agent(up, way) as client:
+        [resource] = (await client.list_resources()).resources
+        assert (resource.uri, resource.name, resource.mime_type) == (STATUS, "workers/status", "application/json")
+        [content] = (await client.read_resource(STATUS)).contents
+        status = json.loads(content.text)
+        assert "self_test" in next(lane for lane in status["lanes"] if lane["name"] == "checks")["kinds"]
+        assert {tool.name for tool in (await client.list_tools()).tools} == TOOLS
+
+        made = await call(client, "enqueue_job", kind="self_test", payload={"steps": 4, "seconds": 2})
+        assert made["status"] == "created"
+        told: list[tuple[float, float | None, str | None]] = []
+
+        async def hear(done: float, total: float | None, message: str | None) -> None:
+            told.append((done, total, message))
+
+        waited = await client.call_tool("wait_for_job", {"job_id": made["id"]}, progress_callback=hear)
+        assert waited.structured_content is not None
+        job = waited.structured_content
+        assert (job["state"], job["result"], job["submitted_by"]) == ("succeeded", {"steps": 4}, "operator")
+        assert told[-1] == (4, 4, "step 4 of 4")
+        assert [done for done, _, _ in told] == sorted({done for done, _, _ in told}), "progress grows"
+        assert len(told) > 2, "it was told while the job ran"
+
+
+async def test_what_can_be_done_with_jobs(start_up: Callable[..., Up]) -> None:
+    up = start_up("--no-lanes")
+    async with agent(up, "http") as client:
+        first = (await call(client, "enqueue_job", kind="self_test", payload={}, dedup_key="one"))["id"]
+        again = await call(client, "enqueue_job", kind="self_test", payload={}, dedup_key="one")
+        assert again == {"id": first, "status": "existing"}
+        assert (await call(client, "prioritise_job", job_id=first, priority=7))["priority"] == 7
+        for seconds in (0, 0.2):
+            waited = await call(client, "wait_for_job", job_id=first, seconds=seconds)
+            assert waited["state"] == "queued", "the time was up"
+        cancelled = await call(client, "cancel_job", job_id=first, reason="changed my mind")
+        assert (cancelled["state"], cancelled["reason"]) == ("cancelled", "changed my mind")
+        anew = (await call(client, "retry_job", job_id=first))["id"]
+        assert (await call(client, "show_job", job_id=anew))["retry_of"] == first
+
+        page = await call(client, "list_jobs", kind=["self_test"], limit=1)
+        assert [job["id"] for job in page["items"]] == [anew]
+        rest = await call(client, "list_jobs", before=page["next"], state=["cancelled"])
+        assert ([job["id"] for job in rest["items"]], rest["next"]) == ([first], None)
+
+
+async def test_approving_and_rejecting(start_up: Callable[..., Up], tmp_path: Path) -> None:
+    (tmp_path / "costly.py").write_text(
+        "from kappa.engine import Lane\n"
+        "def setup(engine):\n"
+        "    engine.lane(Lane('costs', kinds=('costly',)))\n"
+        "    @engine.job('costly', approval=True)\n"
+        "    def costly(ctx): ...\n"
+    )  # fmt: skip
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    up = start_up("--no-lanes", env={"KAPPA_HANDLERS": "costly:setup", "PYTHONPATH": path})
+    async with agent(up, "stdio") as client:
+        [one, other] = [(await call(client, "enqueue_job", kind="costly"))["id"] for _ in range(2)]
+        waiting = await call(client, "list_jobs", state=["awaiting_approval"])
+        assert {job["id"] for job in waiting["items"]} == {one, other}
+        approved = await call(client, "approve_job", job_id=one)
+        assert (approved["state"], approved["approved_by"]) == ("queued", "operator")
+        rejected = await call(client, "reject_job", job_id=other)
+        assert (rejected["state"], rejected["reason"]) == ("cancelled", "rejected")
+        assert (await refusal(client, "approve_job", job_id=other)).startswith(f"job {other} is cancelled")
+
+
+async def test_an_error_is_one_clear_line(up: Up) -> None:
+    async with agent(up, "http") as client:
+        assert await refusal(client, "show_job", job_id=404) == "there is no job 404"
+        assert await refusal(client, "wait_for_job", job_id=404) == "there is no job 404"
+        assert "'nonsense'" in await refusal(client, "enqueue_job", kind="nonsense")
+        assert "steps" in await refusal(client, "enqueue_job", kind="self_test", payload={"steps": -1})
+        said = await refusal(client, "list_jobs", limit=0, state=["odd"])
+        assert (said.startswith("state.0: "), "; limit: " in said) == (True, True)
+        assert (await refusal(client, "show_job", id=1)).startswith("show_job has no id: it takes job_id")
+        with pytest.raises(MCPError, match="Unknown resource"):
+            await client.read_resource("kappa://nothing")
+
+
+@pytest.mark.parametrize("way", ["stdio", "http legacy"])
+async def test_an_agent_may_do_what_its_token_may(up: Up, way: str) -> None:
+    reader, jobs_alone = token_for(up, "read_only"), token_for(up, "contributor", ["jobs:view", "jobs:enqueue"])
+    async with agent(up, way, reader) as client, agent(up, way, jobs_alone) as other:
+        assert (await call(client, "list_jobs"))["items"] == []
+        assert "jobs:enqueue" in await refusal(client, "enqueue_job", kind="self_test", payload={})
+        with pytest.raises(MCPError, match="workers:view") as refused:
+            await client.read_resource(STATUS)
+        assert "\n" not in str(refused.value)
+
+        made = await call(other, "enqueue_job", kind="self_test", payload={})
+        assert (await call(client, "show_job", job_id=made["id"]))["submitted_by"] == "contributor"
+        assert "jobs:cancel" in await refusal(other, "cancel_job", job_id=made["id"])
+
+
+async def test_what_agents_do_is_in_the_audit_log_under_the_request_that_did_it(start_up: Callable[..., Up]) -> None:
+    up = start_up("--no-lanes")
+    async with agent(up, "http") as client:
+        job_id = (await call(client, "enqueue_job", kind="self_test", payload={}))["id"]
+    asked = {"name": "cancel_job", "arguments": {"job_id": job_id}}
+    with up.client() as operator:
+        done = operator.post("/mcp", json=_request("tools/call", asked), headers=_headers("x-request-id", "agent-7"))
+        assert (done.status_code, done.headers["x-request-id"]) == (200, "agent-7")
+        [entry] = [one for one in operator.get("/audit").json()["items"] if one["action"] == "job.cancel"]
+    assert (entry["who"], entry["target"], entry["request_id"]) == ("operator", str(job_id), "agent-7")
+
+
+def _request(method: str, params: dict[str, Any]) -> dict[str, Any]:
+    return {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
+
+
+def _headers(*more: str) -> dict[str, str]:
+    return {"accept": "application/json, text/event-stream", **dict(zip(more[::2], more[1::2], strict=True))}
+
+
+def test_http_refuses_strangers_other_methods_other_hosts_and_large_bodies(up: Up) -> None:
+    listing = _request("tools/list", {})
+    with httpx2.Client(base_url=up.url, headers=_headers(), timeout=PATIENCE) as stranger:
+        for authorization in ({}, {"authorization": "Bearer no"}, {"authorization": b"Bearer \xff"}):
+            refused = stranger.post("/mcp", json=listing, headers=authorization)
+            problem = (refused.status_code, refused.headers["content-type"], refused.json()["code"])
+            assert problem == (401, "application/problem+json", "not_authenticated")
+            assert refused.headers["www-authenticate"] == "Bearer"
+            assert refused.json()["request_id"] == refused.headers["x-request-id"]
+    with up.client() as known:
+        assert known.post("/mcp", json=listing, headers=_headers()).status_code == 200
+        for method in ("GET", "DELETE"):
+            refused = known.request(method, "/mcp", headers=_headers())
+            assert (refused.status_code, refused.headers["allow"]) == (405, "POST")
+        assert known.post("/mcp", json=listing, headers=_headers("host", "evil.example")).status_code == 421
+        assert known.post("/mcp", json=listing, headers=_headers("origin", "https://evil.example")).status_code == 403
+        large = known.post(
+            "/mcp", content=b" " * (1024 * 1024 + 1), headers=_headers("content-type", "application/json")
+        )
+        assert (large.status_code, large.json()["code"]) == (413, "too_large")
+        assert known.get("/mcp/other").status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("host", "checked"), [("127.0.0.1", True), ("localhost", True), ("::1", True), ("0.0.0.0", False), ("kappa", False)]
+)
+def test_names_are_checked_where_they_are_known(host: str, checked: bool) -> None:
+    assert over_http._security(host).enable_dns_rebinding_protection is checked
+
+
+async def test_a_waiting_agent_hears_of_a_server_that_drains(start_up: Callable[..., Up]) -> None:
+    up = start_up("--no-lanes")
+    async with agent(up, "http") as client:
+        job_id = (await call(client, "enqueue_job", kind="self_test", payload={}))["id"]
+
+        async def stop(done: float, total: float | None, message: str | None) -> None:
+            up.process.send_signal(signal.SIGTERM)  # the wait has begun, or it could not tell
+
+        waited = await client.call_tool("wait_for_job", {"job_id": job_id}, progress_callback=stop)
+        assert waited.structured_content is not None
+        assert waited.structured_content["state"] == "queued"
+    assert up.process.wait(PATIENCE) == 0
+    assert "Traceback" not in up.said
+
+
+@pytest.mark.parametrize(
+    ("env", "line"),
+    [
+        ({}, "kg: no server runs here: start one with `kg up`, or set KAPPA_SERVER and KAPPA_TOKEN"),
+        (
+            {"KAPPA_SERVER": "http://127.0.0.1:1", "KAPPA_TOKEN": "x"},
+            "kg: the server at http://127.0.0.1:1 doesn't answer",
+        ),
+    ],
+)
+def test_a_server_that_isnt_there_gives_one_line(home: Path, env: dict[str, str], line: str) -> None:
+    done = kg("mcp", home=home, env=env)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (entry.NO_SERVER, "", 1)
+    assert done.stderr.startswith(line)
+
+
+def test_a_token_that_doesnt_count_gives_one_line(up: Up) -> None:
+    done = kg("mcp", home=up.home, env={"KAPPA_TOKEN": "wrong"})
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (entry.NOT_ALLOWED, "", 1), done.stderr
+
+
+async def test_a_server_that_has_gone_is_one_line_to_the_agent(up: Up) -> None:
+    async with agent(up, "stdio") as client:
+        up.stop()
+        assert (await refusal(client, "list_jobs")).startswith(f"the server at {up.url} doesn't answer")
+
+
+def test_kg_mcp_says_nothing_but_the_protocol_and_ends_when_told(up: Up) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM):
+        process = subprocess.Popen(
+            [sys.executable, "-m", "kappa.app.cli.entry", "mcp"],
+            env=up.env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        assert process.stdin is not None
+        assert process.stdout is not None
+        hello = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "test", "version": "1"}}
+        process.stdin.write(json.dumps(_request("initialize", hello)) + "\n")
+        process.stdin.flush()
+        assert json.loads(process.stdout.readline())["result"]["serverInfo"]["name"] == "kappa"
+        process.send_signal(number)
+        said, complaint = process.communicate(timeout=PATIENCE)
+        assert (process.returncode, said, complaint) == (-number, "", "")

@@ -1,0 +1,609 @@
+"""Every metric moves by its cause; who may see them; and the pages that speak of them know them all."""
+
+import asyncio
+import json
+import os
+import re
+import signal
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import psycopg
+import pytest
+from anyio import to_thread
+from prometheus_client import CONTENT_TYPE_LATEST
+from prometheus_client.parser import text_string_to_metric_families
+
+from kappa.app import home as app_home
+from kappa.app import wiring
+from kappa.app.api import application, scraping
+from kappa.app.api.middleware import Guard
+from kappa.app.counts import JOB_SECONDS, Counts, EngineCounts, SharedCounts
+from kappa.app.services import open_services
+from kappa.app.settings import Settings
+from kappa.engine import AsyncJobContext, Engine, JobContext, JobFailed, Lane, Schedule, WorkerConfig
+from kappa.engine.testing import Heard, drain, maintain, working
+from kappa.pg import Database
+from tests.app.conftest import Site, Up
+from tests.app.patience import becomes
+from tests.conftest import Server
+from tests.ground import Script, eventually
+
+ROOT = Path(__file__).parents[2]
+HOUR = timedelta(hours=1)
+FOLLOWER = WorkerConfig(lead=False, grace=timedelta(seconds=5))
+
+Page = dict[tuple[str, frozenset[tuple[str, str]]], float]
+
+
+def parsed(text: str) -> Page:
+    return {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+async def scraped(client: httpx2.AsyncClient) -> Page:
+    answer = await client.get("/metrics")
+    assert answer.status_code == 200, answer.text
+    return parsed(answer.text)
+
+
+def value(page: Page, name: str, **labels: str) -> float | None:
+    return page.get((name, frozenset(labels.items())))
+
+
+class Gate:
+    """Keeps handlers where they are until it is opened."""
+
+    def __init__(self) -> None:
+        self.reached = threading.Semaphore(0)
+        self.open = threading.Event()
+
+
+@pytest.fixture
+def gate() -> Gate:
+    return Gate()
+
+
+@pytest.fixture
+def engine(site: Site, gate: Gate) -> Engine:
+    """The site's engine with a lane of handlers that do what a test wants."""
+
+    @site.engine.job("quick")
+    async def quick(ctx: AsyncJobContext) -> None: ...
+
+    @site.engine.job("bad")
+    async def bad(ctx: AsyncJobContext) -> None:
+        raise JobFailed("it is bad", retry=False)
+
+    @site.engine.job("held", idempotent=True)
+    def held(ctx: JobContext) -> None:
+        gate.reached.release()
+        gate.open.wait(30)
+
+    @site.engine.job("in_transaction")
+    def in_transaction(ctx: JobContext) -> None:
+        with ctx.transaction():
+            gate.reached.release()
+            gate.open.wait(30)
+
+    site.engine.lane(Lane("here", kinds=("quick", "bad", "held", "in_transaction"), max_slots=3))
+    site.engine.install()
+    return site.engine
+
+
+async def reached(gate: Gate) -> None:
+    assert await asyncio.to_thread(gate.reached.acquire, timeout=30)
+
+
+async def enqueue(site: Site, *kinds: str) -> list[int]:
+    return [(await site.services.client.enqueue(kind)).id for kind in kinds]
+
+
+# Jobs
+
+
+async def test_attempts_outcomes_waits_and_runs_are_counted_by_kind_and_lane(
+    site: Site, engine: Engine, operator: httpx2.AsyncClient
+) -> None:
+    await enqueue(site, "quick", "quick", "bad")
+    await drain(engine, FOLLOWER)
+    page = await scraped(operator)
+    quick, bad = {"kind": "quick", "lane": "here"}, {"kind": "bad", "lane": "here"}
+    assert value(page, "kappa_job_attempts_total", **quick) == 2
+    assert value(page, "kappa_job_attempts_total", **bad) == 1
+    assert value(page, "kappa_job_outcomes_total", **quick, state="succeeded") == 2
+    assert value(page, "kappa_job_outcomes_total", **bad, state="failed") == 1
+    for name in ("kappa_job_wait_seconds", "kappa_job_run_seconds"):
+        assert value(page, f"{name}_count", **quick) == 2
+        assert value(page, f"{name}_bucket", **quick, le="+Inf") == 2
+        assert (value(page, f"{name}_sum", **quick) or 0) > 0
+
+
+def test_a_histogram_puts_each_value_under_its_bound() -> None:
+    counted = EngineCounts()
+    for seconds in (0.0005, 0.001, 0.0011, 7200, 100_000):
+        counted.hear("claimed", {"job": 1, "kind": "a", "lane": "b", "waited": seconds})
+    spread = counted.now().spreads["kappa_job_wait_seconds", ("a", "b")]
+    assert spread.counts == [2, 1, *[0] * (len(JOB_SECONDS) - 3), 1, 1]
+    assert spread.total == pytest.approx(107200.0026)
+
+
+async def test_a_job_that_waited_long_is_seen_to_have(
+    site: Site, engine: Engine, operator: httpx2.AsyncClient, connection: psycopg.Connection[Any]
+) -> None:
+    await enqueue(site, "quick")
+    connection.execute("UPDATE kappa.jobs SET created_at = now() - interval '1 hour'")
+    await drain(engine, FOLLOWER)
+    page = await scraped(operator)
+    assert 100 < (value(page, "kappa_job_wait_seconds_sum", kind="quick", lane="here") or 0) < 4000
+    assert value(page, "kappa_job_wait_seconds_bucket", kind="quick", lane="here", le="60.0") == 0
+
+
+async def test_the_queue_and_the_slots_are_those_of_the_tables(
+    site: Site, engine: Engine, operator: httpx2.AsyncClient, gate: Gate
+) -> None:
+    heard = Heard(engine)
+    async with working(engine, FOLLOWER):
+        await enqueue(site, "held")
+        await reached(gate)
+        await site.services.client.edit_lane("here", max_slots=1)
+        await enqueue(site, "quick", "quick")
+        await site.services.client.enqueue("quick", delay=HOUR)
+        page = await scraped(operator)
+        depth = {state: value(page, "kappa_queue_jobs", lane="here", state=state) for state in ("queued", "running")}
+        assert depth == {"queued": 2, "running": 1}
+        assert value(page, "kappa_queue_jobs", lane="here", state="scheduled") == 1
+        assert value(page, "kappa_queue_jobs", lane="here", state="awaiting_approval") == 0
+        assert value(page, "kappa_lane_slots_used", lane="here") == 1
+        assert value(page, "kappa_lane_slots_max", lane="here") == 1
+        assert value(page, "kappa_lane_enabled", lane="here") == 1
+        await site.services.client.edit_lane("here", enabled=False)
+        assert value(await scraped(operator), "kappa_lane_enabled", lane="here") == 0
+        gate.open.set()
+        await heard.until("settled", kind="held")
+    assert value(await scraped(operator), "kappa_lane_slots_used", lane="here") == 0
+
+
+async def test_a_lost_lease_and_its_reaping_and_the_adoption_are_counted(
+    site: Site, engine: Engine, operator: httpx2.AsyncClient, gate: Gate
+) -> None:
+    await site.services.client.edit_lane("here", lease_ttl=timedelta(seconds=1))
+    (job,) = await enqueue(site, "held")
+    heard = Heard(engine)
+    async with working(engine, FOLLOWER):
+        await reached(gate)
+        await becomes(lambda: _attempt(site, job))
+        await maintain(engine, later=HOUR, only=lambda name: name == "reaper")
+        await heard.until("lease_lost", job=job)
+        await heard.until("adopted", job=job)
+        await heard.until("settled", job=job)
+        gate.open.set()
+    page = await scraped(operator)
+    held = {"kind": "held", "lane": "here"}
+    assert value(page, "kappa_leases_reaped_total") == 1
+    assert value(page, "kappa_leases_lost_total", **held) == 1
+    assert value(page, "kappa_adoptions_total", **held) == 1
+    assert value(page, "kappa_job_outcomes_total", **held, state="scheduled") == 1
+    assert value(page, "kappa_job_run_seconds_count", **held) == 0, "who adopts a lost attempt did not run it"
+
+
+async def _attempt(site: Site, job: int) -> bool:
+    return (await site.services.client.show(job)).attempt == 1
+
+
+async def test_promotions_and_schedules_are_counted(site: Site, engine: Engine, operator: httpx2.AsyncClient) -> None:
+    await site.services.client.enqueue("quick", delay=HOUR)
+    await site.services.client.put_schedule(Schedule("often", "* * * * *", "quick"))
+    await maintain(engine)
+    before = await scraped(operator)
+    assert (value(before, "kappa_jobs_promoted_total"), value(before, "kappa_schedules_fired_total")) == (0, 0)
+    await maintain(engine, later=2 * HOUR)
+    page = await scraped(operator)
+    assert (value(page, "kappa_jobs_promoted_total"), value(page, "kappa_schedules_fired_total")) == (1, 1)
+
+
+async def test_who_leads_and_each_change_of_it_is_counted(
+    site: Site, engine: Engine, operator: httpx2.AsyncClient, connection: psycopg.Connection[Any]
+) -> None:
+    heard = Heard(engine)
+    assert value(await scraped(operator), "kappa_leader") == 0
+    async with working(engine, WorkerConfig(lead_every=timedelta(milliseconds=50))):
+        await heard.until("leading")
+        page = await scraped(operator)
+        assert (value(page, "kappa_leader"), value(page, "kappa_leader_changes_total", to="leading")) == (1, 1)
+        connection.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+            "WHERE datname = current_database() AND application_name = 'kappa leader'"
+        )
+        await heard.until("not_leading")
+        await heard.until("leading", count=2)
+        page = await scraped(operator)
+        assert value(page, "kappa_leader_changes_total", to="standby") == 1
+        assert value(page, "kappa_leader_changes_total", to="leading") == 2
+    assert value(await scraped(operator), "kappa_leader") == 0
+
+
+# Pools and threads
+
+
+async def test_a_pool_in_use_and_the_waits_for_it_are_seen(site: Site, operator: httpx2.AsyncClient) -> None:
+    pool, auth = site.services.auth, {"pool": "auth"}
+    async with AsyncExitStack() as stack:
+        most = site.services.settings.pool_auth
+        for _ in range(most - 1):  # one is left for the token of whoever looks
+            await stack.enter_async_context(pool.connection())
+        page = await scraped(operator)
+        assert value(page, "kappa_pool_connections_in_use", **auth) == most - 1
+        assert value(page, "kappa_pool_connections_max", **auth) == most
+        assert (value(page, "kappa_pool_connections", **auth) or 0) >= most - 1
+        assert value(page, "kappa_pool_waiting", **auth) == 0
+    before = pool.use().waits
+    async with AsyncExitStack() as stack:
+        for _ in range(most):
+            await stack.enter_async_context(pool.connection())
+        waiter = asyncio.create_task(_borrow(pool))
+        await becomes(lambda: pool.use().waiting == 1)
+        assert value(parsed((await _page(site)).decode()), "kappa_pool_waiting", **auth) == 1
+    await waiter
+    page = await scraped(operator)
+    assert (value(page, "kappa_pool_waits_total", **auth) or 0) > before
+    assert (value(page, "kappa_pool_wait_seconds_total", **auth) or 0) > 0
+    assert value(page, "kappa_pool_connections_max", pool="queue") is not None
+
+
+async def _borrow(pool: Any) -> None:
+    async with pool.connection():
+        pass
+
+
+async def _page(site: Site) -> bytes:
+    """The page as it is when no connection is left to ask who wants it."""
+    from kappa.app.metrics import Now
+
+    return await site.services.metrics.page(Now(None, [site.services.auth.use()], 0, (0, 0)))
+
+
+async def test_the_pools_of_a_worker_in_this_process_are_seen(
+    site: Site, engine: Engine, operator: httpx2.AsyncClient, gate: Gate
+) -> None:
+    async with working(engine, FOLLOWER) as worker:
+        site.services.metrics.show_pools(worker.pools)
+        await enqueue(site, "in_transaction")
+        await reached(gate)
+        page = await scraped(operator)
+        assert value(page, "kappa_pool_connections_in_use", pool="worker queue handlers") == 1
+        assert (value(page, "kappa_pool_connections_max", pool="worker queue") or 0) >= 1
+        gate.open.set()
+
+
+async def test_threads_that_block_for_the_api_are_seen(site: Site, operator: httpx2.AsyncClient, gate: Gate) -> None:
+    blocking = asyncio.create_task(to_thread.run_sync(lambda: (gate.reached.release(), gate.open.wait(30))))
+    await reached(gate)
+    page = await scraped(operator)
+    gate.open.set()
+    await blocking
+    assert value(page, "kappa_http_threads_in_use") == 1
+    assert (value(page, "kappa_http_threads_max") or 0) >= 1
+    assert value(await scraped(operator), "kappa_http_threads_in_use") == 0
+
+
+async def test_a_page_comes_though_every_thread_of_the_api_is_taken(
+    site: Site, operator: httpx2.AsyncClient, gate: Gate
+) -> None:
+    limiter = to_thread.current_default_thread_limiter()
+    tokens = [object() for _ in range(int(limiter.total_tokens))]
+    for token in tokens:
+        limiter.acquire_on_behalf_of_nowait(token)
+    try:
+        page = await scraped(operator)
+    finally:
+        for token in tokens:
+            limiter.release_on_behalf_of(token)
+    assert value(page, "kappa_http_threads_in_use") == value(page, "kappa_http_threads_max")
+
+
+# Requests
+
+
+async def test_requests_are_counted_by_route_method_and_status(site: Site, operator: httpx2.AsyncClient) -> None:
+    for path in ("/jobs/1", "/jobs/2", "/jobs/nonsense", "/no/such/path", "/and/another"):
+        await operator.get(path)
+    await operator.head("/healthz")
+    await operator.delete("/healthz")
+    await operator.request("BREW", "/healthz")
+    page = await scraped(operator)
+    job = {"route": "/jobs/{job_id}", "method": "GET"}
+    assert value(page, "kappa_http_requests_total", **job, status="404") == 2
+    assert value(page, "kappa_http_requests_total", **job, status="422") == 1
+    assert value(page, "kappa_http_request_seconds_count", **job) == 3
+    assert value(page, "kappa_http_requests_total", route="unmatched", method="GET", status="404") == 2
+    assert value(page, "kappa_http_requests_total", route="/healthz", method="HEAD", status="200") == 1
+    assert value(page, "kappa_http_requests_total", route="/healthz", method="DELETE", status="405") == 1
+    assert value(page, "kappa_http_requests_total", route="/healthz", method="other", status="405") == 1
+
+
+async def test_requests_under_way_are_seen(
+    site: Site, operator: httpx2.AsyncClient, url: str, connection: psycopg.Connection[Any]
+) -> None:
+    with psycopg.connect(url) as holder:
+        holder.execute("LOCK TABLE kappa.jobs")
+        slow = asyncio.create_task(operator.get("/jobs/1"))
+        await becomes(lambda: site.guard.under_way == 1)
+        pending = asyncio.create_task(operator.get("/metrics"))  # its look at the tables waits as well, for a while
+        page = parsed((await pending).text)
+        assert value(page, "kappa_http_requests_in_flight") == 1
+        assert value(page, "kappa_database_up") == 0
+    assert (await slow).status_code == 404
+    assert value(await scraped(operator), "kappa_http_requests_in_flight") == 0
+
+
+async def test_the_time_of_a_stream_is_that_until_its_answer_began(
+    site: Site, operator: httpx2.AsyncClient, gate: Gate, engine: Engine
+) -> None:
+    (job,) = await enqueue(site, "quick")
+    streaming = asyncio.create_task(operator.get(f"/jobs/{job}/events"))
+    await becomes(lambda: site.guard.under_way == 1)
+    await drain(engine, FOLLOWER)
+    assert (await streaming).status_code == 200
+    page = await scraped(operator)
+    assert value(page, "kappa_http_request_seconds_count", route="/jobs/{job_id}/events", method="GET") == 1
+
+
+# Who may see it, and when
+
+
+async def test_the_page_is_prometheus_own_and_knows_the_process(operator: httpx2.AsyncClient) -> None:
+    answer = await operator.get("/metrics")
+    assert answer.headers["content-type"] == CONTENT_TYPE_LATEST
+    page = parsed(answer.text)
+    assert value(page, "kappa_database_up") == 1
+    assert any(name == "kappa_build_info" for name, _ in page)
+    assert (value(page, "process_resident_memory_bytes") or 0) > 0
+    assert "_created" not in answer.text
+
+
+@pytest.mark.parametrize(("role", "status"), [(None, 401), ("admin", 403), ("platform_admin", 200)])
+async def test_metrics_need_the_permission_to_see_workers(site: Site, role: str | None, status: int) -> None:
+    assert (await (await site.client(role)).get("/metrics")).status_code == status
+
+
+async def test_a_setting_opens_them_to_everybody(url: str, home: Path) -> None:
+    async with served(url, Settings(home=home, metrics_public=True)) as site:
+        assert (await (await site.client(None)).get("/metrics")).status_code == 200
+
+
+@asynccontextmanager
+async def served(url: str, settings: Settings) -> AsyncIterator[Site]:
+    engine = wiring.build_engine(settings, Database(url, bounds=settings.bounds))
+    guard = Guard()
+    async with AsyncExitStack() as stack:
+        services = await stack.enter_async_context(open_services(settings, engine))
+        yield Site(services, engine, guard, application.build(services, guard), stack)
+
+
+async def test_they_are_answered_while_the_server_drains(site: Site, operator: httpx2.AsyncClient) -> None:
+    site.guard.drain()
+    assert (await operator.get("/me")).status_code == 503
+    assert value(await scraped(operator), "kappa_database_up") == 1
+
+
+@pytest.fixture
+def away(url: str, server: Server) -> Callable[[], None]:
+    """Makes the database refuse everybody."""
+    name = url.rsplit("/", 1)[1]
+
+    def refuse() -> None:
+        refusal = psycopg.sql.SQL("ALTER DATABASE {} ALLOW_CONNECTIONS false").format(psycopg.sql.Identifier(name))
+        server.admin.execute(refusal)
+        server.admin.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", [name])
+
+    return refuse
+
+
+async def test_without_the_database_the_page_says_what_the_process_knows(
+    site: Site, engine: Engine, operator: httpx2.AsyncClient, away: Callable[[], None]
+) -> None:
+    await enqueue(site, "quick")
+    await drain(engine, FOLLOWER)
+    assert value(await scraped(operator), "kappa_database_up") == 1
+    away()
+    page = await scraped(operator)
+    assert value(page, "kappa_database_up") == 0
+    assert value(page, "kappa_job_attempts_total", kind="quick", lane="here") == 1
+    assert not any(name == "kappa_queue_jobs" for name, _ in page)
+
+
+async def test_without_the_database_only_a_token_that_was_good_lately_is(
+    site: Site, operator: httpx2.AsyncClient, away: Callable[[], None]
+) -> None:
+    revoked, never = await site.client("admin"), await site.client(token="kappa_" + "A" * 43)
+    assert (await operator.get("/metrics")).status_code == 200
+    assert (await revoked.get("/metrics")).status_code == 403
+    away()
+    assert (await operator.get("/metrics")).status_code == 200
+    assert (await operator.get("/jobs")).status_code == 503
+    for client in (revoked, never):
+        refused = await client.get("/metrics")
+        assert (refused.status_code, refused.json()["code"]) == (503, "database_unavailable")
+
+
+async def test_a_token_that_is_refused_is_forgotten(
+    site: Site, operator: httpx2.AsyncClient, away: Callable[[], None], connection: psycopg.Connection[Any]
+) -> None:
+    assert (await operator.get("/metrics")).status_code == 200
+    connection.execute("DELETE FROM kappa.tokens")
+    assert (await operator.get("/metrics")).status_code == 401
+    away()
+    assert (await operator.get("/metrics")).status_code == 503
+
+
+async def test_a_database_that_hangs_is_waited_for_only_a_while(
+    site: Site, operator: httpx2.AsyncClient, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert (await operator.get("/metrics")).status_code == 200
+    monkeypatch.setattr(scraping, "DATABASE_WITHIN", 0.2)
+    with psycopg.connect(url) as holder:
+        holder.execute("LOCK TABLE kappa.jobs, kappa.tokens")
+        pages = await asyncio.gather(*(scraped(operator) for _ in range(3)))
+        assert {value(page, "kappa_database_up") for page in pages} == {0}
+    assert await becomes(lambda: _up(operator))
+
+
+async def _up(client: httpx2.AsyncClient) -> bool:
+    return value(await scraped(client), "kappa_database_up") == 1
+
+
+# Worker processes
+
+
+def metrics_of(up: Up) -> Page:
+    with up.client() as client:
+        return parsed(client.get("/metrics").raise_for_status().text)
+
+
+def test_what_worker_processes_count_is_on_the_page_of_their_server_also_when_one_was_killed(
+    start_up: Callable[..., Up], home: Path
+) -> None:
+    left = home / "metrics" / "999999999"
+    left.mkdir(parents=True)
+    up = start_up("--workers", "2")
+    directory = home / "metrics" / str(up.process.pid)
+    assert not left.exists(), "what a killed server left is cleaned up by the next"
+
+    def done(count: int) -> float | None:
+        labels = {"kind": "self_test", "lane": "checks", "state": "succeeded"}
+        return value(metrics_of(up), "kappa_job_outcomes_total", **labels) == count
+
+    def run(count: int) -> None:
+        with up.client() as client:
+            for _ in range(count):
+                client.post("/jobs", json={"kind": "self_test", "payload": {"steps": 1}}).raise_for_status()
+
+    run(5)
+    eventually(lambda: done(5), what="five outcomes on the page")
+    page = metrics_of(up)
+    assert value(page, "kappa_job_run_seconds_count", kind="self_test", lane="checks") == 5
+    assert (value(page, "kappa_pool_connections_max", pool="worker queue") or 0) >= 2
+    eventually(lambda: value(metrics_of(up), "kappa_leader") == 1, what="one of them leads")
+    killed = next(path for path in directory.glob("*.json") if Counts.load(path.read_text()).counters)
+    os.kill(int(killed.stem), signal.SIGKILL)
+    # Its file is read once more and goes; the counts stay.
+    eventually(lambda: done(5) and not killed.exists(), what="a file that is gone")
+    run(2)
+    eventually(lambda: done(7), what="seven outcomes on the page")
+    assert up.stop() == 0
+    assert not directory.exists()
+
+
+COUNTING = """
+    import asyncio, sys
+    from pathlib import Path
+    from kappa.app import counts
+    from kappa.engine.signals import Signals
+
+    async def main():
+        signals = Signals()
+        async with counts.shared(Path(sys.argv[1]), signals, list):
+            for _ in range(int(sys.argv[2])):
+                signals.emit("claimed", job=1, kind="a", lane="b", waited=0.5)
+            signals.emit("leading")
+            print("counted", flush=True)
+            await asyncio.to_thread(sys.stdin.readline)
+
+    asyncio.run(main())
+"""
+
+
+def test_the_last_count_of_a_process_that_ends_is_kept_and_added_once(tmp_path: Path) -> None:
+    shared = SharedCounts(tmp_path)
+    key = ("kappa_job_attempts", ("a", "b"))
+    with Script(COUNTING, tmp_path, 3) as first, Script(COUNTING, tmp_path, 4) as second:
+        assert (first.line(), second.line()) == ("counted", "counted")
+        first.tell()
+        first.end()
+        eventually(lambda: shared.now().counters.get(key) == 7)
+        assert shared.now().leads, "the second one still does"
+        second.tell()
+        second.end()
+        for _ in range(3):
+            now = shared.now()
+            assert (now.counters[key], now.leads, sum(now.spreads["kappa_job_wait_seconds", ("a", "b")].counts)) == (
+                *(7, False),
+                7,
+            )
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_counts_are_the_same_after_a_way_through_a_file() -> None:
+    counted = EngineCounts()
+    counted.hear("claimed", {"job": 1, "kind": "a", "lane": "b", "waited": 0.5})
+    counted.hear("reaped", {"count": 3})
+    assert Counts.load(counted.now().dump()).dump() == counted.now().dump()
+
+
+def test_the_home_of_a_server_that_lives_is_not_cleaned_up(home: Path) -> None:
+    other = home / "metrics" / "1"
+    other.mkdir(parents=True)
+    with app_home.metrics_directory(home) as own:
+        assert own.is_dir()
+        assert other.is_dir()
+    assert not own.exists()
+
+
+# The pages that speak of them
+
+
+SUFFIX = re.compile(r"_(bucket|count|sum)$")
+
+
+def names(page: Page) -> set[str]:
+    """The names that a page has, as a query would say them."""
+    return {name for name, _ in page if name.startswith("kappa_")}
+
+
+async def everything(site: Site, engine: Engine, operator: httpx2.AsyncClient) -> Page:
+    """A page with every metric on it, also those that have no series until something goes wrong."""
+    await enqueue(site, "quick")
+    await drain(engine, FOLLOWER)
+    for name in ("lease_lost", "adopted"):
+        engine.signals.emit(name, job=1, kind="quick", lane="here")
+    await operator.get("/healthz")
+    return await scraped(operator)
+
+
+async def test_every_metric_of_the_dashboard_is_on_the_page(
+    site: Site, engine: Engine, operator: httpx2.AsyncClient
+) -> None:
+    dashboard = json.loads((ROOT / "deploy" / "grafana-dashboard.json").read_text())
+    panels = [panel for panel in dashboard["panels"] if panel["type"] != "row"]
+    asked = {name for panel in panels for one in panel["targets"] for name in re.findall(r"kappa_\w+", one["expr"])}
+    assert asked - names(await everything(site, engine, operator)) == set()
+    assert len(asked) > 15
+    (variable,) = [one for one in dashboard["templating"]["list"] if one["type"] == "datasource"]
+    assert {panel["datasource"]["uid"] for panel in panels} == {"${" + variable["name"] + "}"}
+    assert len({panel["id"] for panel in dashboard["panels"]}) == len(dashboard["panels"])
+
+
+async def test_the_document_lists_every_metric_with_its_labels_and_no_other(
+    site: Site, engine: Engine, operator: httpx2.AsyncClient
+) -> None:
+    text = (ROOT / "docs" / "metrics.md").read_text()
+    rows = re.findall(r"^\| `(kappa_\w+)` \| (\w+) \|([^|]*)\|", text, re.MULTILINE)
+    documented = {(name, kind, frozenset(re.findall(r"`(\w+)`", labels))) for name, kind, labels in rows}
+    await everything(site, engine, operator)
+    answer = await operator.get("/metrics")
+    there = {
+        (sample.name if family.type == "counter" else family.name, family.type, frozenset(sample.labels) - {"le"})
+        for family in text_string_to_metric_families(answer.text)
+        for sample in family.samples
+        if sample.name.startswith("kappa_")
+    }
+    assert documented == there

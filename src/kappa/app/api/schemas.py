@@ -7,6 +7,7 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, StringConstrai
 
 from kappa.app.usecases.workers import LaneNow
 from kappa.engine import Executor, Job, JobState
+from kappa.engine.tools import ToolLimits, ToolRun
 
 NO_NUL = r"^[^\x00]*$"
 JobId = Annotated[int, Field(ge=1, le=2**63 - 1)]
@@ -18,6 +19,11 @@ Password = Annotated[str, StringConstraints(min_length=1, max_length=1024)]
 # Strict: in a body `true` is no number and `"5"` none either.
 Seconds = Annotated[float, Field(strict=True, gt=0, le=10 * 365 * 86400, allow_inf_nan=False)]
 Priority = Annotated[int, Field(strict=True, ge=-32767, le=32767)]
+
+
+ToolName = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_-]{0,62}$")]
+Version = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]{0,62}$")]
+Word = Annotated[str, StringConstraints(max_length=10_000, pattern=NO_NUL)]
 
 
 class Body(BaseModel):
@@ -273,6 +279,94 @@ class NewTokenView(BaseModel):
     id: int
     expires_at: datetime | None
     token: str = Field(description="The secret. It is shown this once and never again")
+
+
+class RegisterTool(Body):
+    name: ToolName = Field(examples=["word-count"])
+    version: Version = Field(examples=["1.0"])
+    description: Annotated[str, StringConstraints(max_length=2000, pattern=NO_NUL)] = ""
+    argv: list[Word] = Field(default_factory=list[str], max_length=1000, description="The command")
+    image: Annotated[str, StringConstraints(min_length=1, max_length=500, pattern=NO_NUL)] | None = Field(
+        default=None, description="A container image; without one the command runs as a process"
+    )
+    limits: ToolLimits = Field(default_factory=ToolLimits)
+    timeout: Seconds = 600.0
+
+
+class ChangeTool(Body):
+    version: Version | None = Field(default=None, description="This version; null: all of them")
+    enabled: bool
+
+
+class ToolView(BaseModel):
+    model_config = ConfigDict(from_attributes=True, ser_json_timedelta="float")
+
+    name: str
+    version: str
+    description: str
+    image: str | None
+    argv: list[str]
+    limits: dict[str, Any]
+    timeout: timedelta
+    enabled: bool
+    created_by: str | None
+    created_at: datetime
+
+
+class RunTool(Body):
+    version: Version | None = Field(default=None, description="null: the newest that is enabled")
+    inputs: Any = Field(default=None, description="Given to the tool in request.json")
+    files: dict[str, str] = Field(
+        default_factory=dict[str, str], max_length=100, description="Input files by name, in base64"
+    )
+    priority: Priority = 0
+    max_attempts: Annotated[int, Field(ge=1, le=100)] = 1
+
+
+class ToolRunView(BaseModel):
+    model_config = ConfigDict(from_attributes=True)
+
+    id: int
+    job_id: int
+    tool: str
+    version: str
+    status: JobState
+    requested_by: str | None
+    requested_at: datetime
+    started_at: datetime | None
+    finished_at: datetime | None
+    attempt: int
+    inputs: Any
+    outputs: Any
+    exit_code: int | None
+    reason: str | None
+    error_summary: str | None
+
+    @classmethod
+    def of(cls, run: ToolRun) -> Self:
+        return cls.model_validate(run)
+
+
+class ToolRunPage(BaseModel):
+    items: list[ToolRunView]
+    next: int | None
+
+
+class ToolLogs(BaseModel):
+    attempt: int | None
+    stdout: str
+    stderr: str
+    stdout_next: int = Field(description="Give it as `stdout_from` to read on")
+    stderr_next: int
+
+
+class ArtifactView(BaseModel):
+    model_config = ConfigDict(from_attributes=True)
+
+    path: str
+    media_type: str | None
+    size: int
+    sha256: str
 
 
 class AuditEntry(BaseModel):

@@ -9,8 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from kappa.app import remote, settings
-from kappa.app.api.schemas import JobView
-from kappa.app.api.tools import ArtifactView, ToolLogs, ToolRunPage, ToolRunView, ToolView
+from kappa.app.api.schemas import ArtifactView, JobView, ToolLogs, ToolRunPage, ToolRunView, ToolView
 from kappa.app.cli import show, tables, values
 from kappa.app.remote import Server, segment
 from kappa.engine import JobState

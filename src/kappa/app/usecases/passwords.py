@@ -3,6 +3,8 @@
 Each holds one of the API's tokens for threads, too: what the gate lets through is counted with everything else.
 """
 
+from functools import cache
+
 import anyio
 from anyio.to_thread import run_sync
 from argon2 import PasswordHasher
@@ -15,8 +17,6 @@ LONGEST = 1024
 AT_ONCE = 2
 
 _hasher = PasswordHasher()
-# What an unknown name's password is compared with: it takes as long as a known one's.
-_NOBODY = _hasher.hash("nobody signs in with this one")
 
 
 class Passwords:
@@ -33,12 +33,18 @@ class Passwords:
 
     async def check(self, password: str, hashed: str | None) -> bool:
         async with self._gate:
-            right = await run_sync(_check, password, hashed or _NOBODY)
+            right = await run_sync(_check, password, hashed)
         return right and hashed is not None
 
 
-def _check(password: str, hashed: str) -> bool:
+@cache
+def _nobody() -> str:
+    """What an unknown name's password is compared with: it takes as long as a known one's."""
+    return _hasher.hash("nobody signs in with this one")
+
+
+def _check(password: str, hashed: str | None) -> bool:
     try:
-        return _hasher.verify(hashed, password)
+        return _hasher.verify(hashed or _nobody(), password)
     except (VerificationError, InvalidHashError):
         return False

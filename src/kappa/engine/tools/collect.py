@@ -129,19 +129,20 @@ def _read(base: Path, name: str, limit: int) -> bytes | None:
 
 def _open_file(base: Path, parts: tuple[str, ...], name: str) -> int:
     """A regular file below a directory, opened without following any link on the way."""
-    place = os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    opened: list[int] = []
     try:
+        opened.append(os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW))
         for part in parts[:-1]:
-            inner = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=place)
-            os.close(place)
-            place = inner
-        number = os.open(parts[-1], os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=place)
+            opened.append(os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=opened[-1]))
+            os.close(opened.pop(0))
+        number = os.open(parts[-1], os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=opened[-1])
     except FileNotFoundError:
         raise
     except OSError:
         raise ContractBroken(f"{name!r} is not a plain file in plain directories") from None
     finally:
-        os.close(place)
+        for place in opened:
+            os.close(place)
     if not stat.S_ISREG(os.fstat(number).st_mode):
         os.close(number)
         raise ContractBroken(f"{name!r} is not a plain file")

@@ -5,15 +5,16 @@ it says about a container or its command is a value or an error of its own. Noth
 """
 
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import time
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from importlib import import_module
 from typing import Any, BinaryIO
 
-from requests.exceptions import RequestException
-from urllib3.exceptions import HTTPError
+from requests.exceptions import ReadTimeout, RequestException
+from urllib3.exceptions import HTTPError, ReadTimeoutError
 
 from kappa.engine.errors import EngineError
 from kappa.engine.tools.run import RunnerUnavailable
@@ -24,6 +25,7 @@ _errors: Any = import_module("docker.errors")
 _types: Any = import_module("docker.types")
 
 ANSWERS_WITHIN = 30.0
+OLDEST_API = "1.41"
 PIECE = 65536
 STREAMS = {1: "stdout", 2: "stderr"}
 # What engines say when it is the command that can't be started, and not they who can't start it.
@@ -90,6 +92,7 @@ class ContainerEngine:
         self._url = url
         self._lock = threading.Lock()
         self._connected: Any = None
+        self._podman = False
         self._traits: Traits | None = None
 
     def close(self) -> None:
@@ -101,11 +104,11 @@ class ContainerEngine:
     def traits(self) -> Traits:
         if self._traits is None:
             with self._answers() as client:
-                parts = [part.get("Name") for part in client.version(api_version=False).get("Components") or []]
                 info = client.info()
+            options: list[str] = info.get("SecurityOptions") or []
             self._traits = Traits(
-                podman="Podman Engine" in parts,
-                rootless=any("rootless" in option for option in info.get("SecurityOptions") or []),
+                podman=self._podman,
+                rootless=any("rootless" in option for option in options),
                 plain_cgroups=info.get("CgroupDriver") == "cgroupfs",
             )
         return self._traits
@@ -150,10 +153,11 @@ class ContainerEngine:
     def look(self, name: str) -> Container | None:
         with self._answers() as client:
             try:
-                seen = client.inspect_container(name)
+                seen: Any = client.inspect_container(name)
             except _errors.NotFound:
                 return None
-        state = seen["State"]
+        state: Any = seen["State"]
+        host: Any = seen.get("HostConfig") or {}
         return Container(
             id=seen["Id"],
             status=state["Status"],
@@ -161,7 +165,7 @@ class ContainerEngine:
             exit_code=state.get("ExitCode") or 0,
             out_of_memory=bool(state.get("OOMKilled")),
             started_at=datetime.fromisoformat(state["StartedAt"]),
-            memory=(seen.get("HostConfig") or {}).get("Memory") or 0,
+            memory=host.get("Memory") or 0,
             labels=seen["Config"].get("Labels") or {},
         )
 
@@ -187,21 +191,30 @@ class ContainerEngine:
         with self._answers() as client:
             return [seen.get("Labels") or {} for seen in client.containers(all=True, filters={"label": [label]})]
 
-    def logs(self, name: str, streams: frozenset[str]) -> Iterator[tuple[str, bytes]]:
-        """What these streams hold up to now, piece by piece; who has enough stops reading."""
+    def logs(self, name: str, streams: frozenset[str], within: float) -> Iterator[tuple[str, bytes]]:
+        """What these streams hold up to now, piece by piece, as much as comes within this time; who has enough stops.
+
+        In a flood on one stream the engine may look for long for a word on the other.
+        """
+        until = time.monotonic() + within
         with self._answers() as client:
             # The library's own method can't tell the streams apart, and can't be left early without leaving its
             # connection open.
             place = f"{client.base_url}/v{client.api_version}/containers/{name}/logs"
             asked = {stream: int(stream in streams) for stream in STREAMS.values()}
-            with client.get(place, params=asked, stream=True, timeout=ANSWERS_WITHIN) as response:
+            with suppress(ReadTimeout, ReadTimeoutError), client.get(
+                place, params=asked, stream=True, timeout=within
+            ) as response:  # fmt: skip
                 if response.status_code == 404:
                     return
                 response.raise_for_status()
-                yield from _frames(response.raw)
+                for stream, piece in _frames(response.raw):
+                    yield stream, piece
+                    if time.monotonic() > until:
+                        return
 
     @contextmanager
-    def _answers(self) -> Iterator[Any]:
+    def _answers(self) -> Generator[Any]:
         try:
             yield self._client()
         except _errors.APIError as error:
@@ -212,8 +225,20 @@ class ContainerEngine:
     def _client(self) -> Any:
         with self._lock:
             if self._connected is None:
-                self._connected = _docker.APIClient(base_url=self._url, version="auto", timeout=ANSWERS_WITHIN)
+                version = self._introduce()
+                self._connected = _docker.APIClient(base_url=self._url, version=version, timeout=ANSWERS_WITHIN)
             return self._connected
+
+    def _introduce(self) -> str:
+        """Which API it speaks. The library would ask for all its versions, which takes Podman half a second."""
+        stranger = _docker.APIClient(base_url=self._url, version=OLDEST_API, timeout=ANSWERS_WITHIN)
+        try:
+            response = stranger.get(f"{stranger.base_url}/_ping", timeout=ANSWERS_WITHIN)
+            response.raise_for_status()
+            self._podman = "Libpod-API-Version" in response.headers
+            return response.headers["Api-Version"]
+        finally:
+            stranger.close()
 
 
 def _said(error: Any) -> str:

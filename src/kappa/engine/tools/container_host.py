@@ -3,7 +3,9 @@ can't tell.
 """
 
 import os
+import signal
 import socket
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -11,7 +13,10 @@ from typing import NamedTuple
 
 PROC = Path("/proc")
 CONTROL_GROUPS = Path("/sys/fs/cgroup")
+SYSTEM_SOCKETS = (Path("/var/run/docker.sock"), Path("/run/podman/podman.sock"))
 CONNECTS_WITHIN = 1.0
+EMPTY_WITHIN = 2.0
+LOOK_AGAIN = 0.02
 
 
 def engine_url(environment: Mapping[str, str] = os.environ) -> str | None:
@@ -22,8 +27,7 @@ def engine_url(environment: Mapping[str, str] = os.environ) -> str | None:
     if named := environment.get("DOCKER_HOST"):
         return named
     own = Path(environment.get("XDG_RUNTIME_DIR") or f"/run/user/{os.getuid()}")
-    places = [Path("/var/run/docker.sock"), Path("/run/podman/podman.sock")]
-    for path in (*places, own / "docker.sock", own / "podman" / "podman.sock"):
+    for path in (*SYSTEM_SOCKETS, own / "docker.sock", own / "podman" / "podman.sock"):
         if _takes_connections(path):
             return f"unix://{path}"
     return None
@@ -58,9 +62,18 @@ class Witness(NamedTuple):
         return None if facts is None else cls(pid, born=facts[19], monitor=facts[1])
 
     def lives(self) -> bool:
-        """Once its monitor is gone the process belongs to another, and nobody will know how it ended."""
         facts = _facts(self.pid)
-        return facts is not None and (facts[19], facts[1]) == (self.born, self.monitor) and self.monitor != "1"
+        return facts is not None and facts[19] == self.born
+
+    def is_orphan(self) -> bool:
+        """It lives, but belongs to another since its monitor is gone: nobody will ever know how it ends."""
+        facts = _facts(self.pid)
+        return facts is not None and facts[19] == self.born and (facts[1] != self.monitor or facts[1] == "1")
+
+    def kill(self) -> None:
+        """The kernel ends everything in its namespace with it."""
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(self.pid, signal.SIGKILL)
 
 
 def _facts(pid: int) -> list[str] | None:
@@ -92,11 +105,19 @@ class ControlGroup:
         return 0 < memory * 0.98 <= int(most or 0)
 
     def remove(self) -> None:
-        for base in (CONTROL_GROUPS, *CONTROL_GROUPS.glob("*")):
-            group = base / self.path[1:]
-            for path in (*group.glob("*/"), group):
-                with suppress(OSError):
-                    path.rmdir()
+        """Its last process, the monitor, may need a moment to end."""
+        until = time.monotonic() + EMPTY_WITHIN
+        while left := [base / self.path[1:] for base in self._bases() if (base / self.path[1:]).exists()]:
+            for group in left:
+                for path in (*group.glob("*/"), group):
+                    with suppress(OSError):
+                        path.rmdir()
+            if time.monotonic() > until:
+                return
+            time.sleep(LOOK_AGAIN)
+
+    def _bases(self) -> list[Path]:
+        return [CONTROL_GROUPS, *CONTROL_GROUPS.glob("*/")]
 
 
 def _read(path: Path) -> str:

@@ -1,8 +1,8 @@
 """Runs tools as containers of an engine on this host, Docker or Podman.
 
-The engine keeps a container and its exit code, so there is no supervisor: whoever waits for a run copies its logs, keeps
-its time and measures what it wrote, and the next one goes on where the last one stopped. What can't be told by the
-engine afterwards stands in the run's private directory: why it was ended, and `exit.json`, written once.
+The engine keeps a container and its exit code, so there is no supervisor: whoever waits for a run copies its logs,
+keeps its time and measures what it wrote, and the next one goes on where the last one stopped. What the engine can't
+tell afterwards stands in the run's private directory: why it was ended, and `exit.json`, written once.
 
 A container is started at most once: creating and starting it are done under a lock in the run's directory.
 """
@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
@@ -32,6 +32,7 @@ from kappa.engine.tools.contract import LOG_LIMIT
 from kappa.engine.tools.process_runner import FIRST_UID, UIDS
 from kappa.engine.tools.run import (
     LOST,
+    MEGABYTE,
     RUNNING,
     Exit,
     Found,
@@ -50,8 +51,10 @@ LOGS_AT_MOST = "10m"
 LOOK_FIRST = 0.01
 LOOK_LAST = 0.25
 LOGS_EVERY = 0.5
+LOGS_WITHIN = 2.0
+LAST_LOGS_WITHIN = 20.0
 MEASURE_EVERY = 1.0
-GONE_FOR = 3.0
+GONE_FOR = 8.0
 """So long the engine may say that something runs which is no longer there: it has to notice first."""
 LOCKED_WITHIN = 60.0
 STOP_WITHIN = 30.0
@@ -116,16 +119,12 @@ class ContainerRunner:
         return self._look(RunDirectory(self._root, identity))[0]
 
     def wait(self, identity: Identity, seconds: float) -> Found:
-        """Bounded whatever the engine does. An engine that doesn't answer doesn't mean that the run has ended."""
         run = RunDirectory(self._root, identity)
         until, pause = time.monotonic() + seconds, LOOK_FIRST
         while True:
-            try:
-                found, seen = self._look(run)
-                if seen is not None and found.running and self._keep(run, seen):
-                    pause = LOOK_FIRST
-            except RunnerUnavailable:
-                found = RUNNING
+            found, seen = self._look(run)
+            if seen is not None and found.running and self._keep(run, seen):
+                pause = LOOK_FIRST
             left = until - time.monotonic()
             if not found.running or left <= 0:
                 return found
@@ -174,7 +173,7 @@ class ContainerRunner:
             watch.witness = Witness.of(seen.pid, seen.id)
         if watch.witness is None or watch.witness.lives():
             watch.gone_since = None
-            return False
+            return watch.witness is not None and watch.witness.is_orphan()
         if watch.gone_since is None:
             watch.gone_since = time.monotonic()
         return time.monotonic() - watch.gone_since > GONE_FOR
@@ -185,7 +184,7 @@ class ContainerRunner:
             return LOST  # the engine doesn't know
         with suppress(FileNotFoundError), _locked(run):
             if (ended := run.read_exit()) is None:
-                self._copy_logs(run)
+                self._copy_logs(run, LAST_LOGS_WITHIN)
                 ended = self._exit(run, seen)
                 run.write_exit(ended)
             self._watches.pop(run.identity, None)
@@ -212,10 +211,10 @@ class ContainerRunner:
         now, watch = time.monotonic(), self._watches.setdefault(run.identity, Watch())
         if now >= watch.logs_at:
             with suppress(FileNotFoundError), _locked(run):
-                self._copy_logs(run)
+                self._copy_logs(run, LOGS_WITHIN)
             took = time.monotonic() - now
             # An engine that has to read through a flood for it isn't asked again and again.
-            watch.logs_at = time.monotonic() + max(LOGS_EVERY, 10 * took)
+            watch.logs_at = time.monotonic() + max(LOGS_EVERY, 5 * took)
         ran = (datetime.now(UTC) - seen.started_at).total_seconds()
         if ran > float(seen.labels["kappa.timeout"]):
             self._end(run, Exit(timed_out=True))
@@ -223,12 +222,12 @@ class ContainerRunner:
         if now >= watch.measure_at:
             watch.measure_at = now + MEASURE_EVERY
             most = int(seen.labels["kappa.output_mb"])
-            if bytes_below(run.path) > most * 1024 * 1024:
+            if bytes_below(run.path) > most * MEGABYTE:
                 self._end(run, Exit(over_limit=f"it wrote more than {most} MB"))
                 return True
         return False
 
-    def _copy_logs(self, run: RunDirectory) -> None:
+    def _copy_logs(self, run: RunDirectory, within: float) -> None:
         """Go on where the files end. The lock must be held."""
         files = {stream: run.log(stream) for stream in ("stdout", "stderr")}
         have = {stream: path.stat().st_size if path.exists() else 0 for stream, path in files.items()}
@@ -236,7 +235,7 @@ class ContainerRunner:
         skip = dict(have)
         if not wanted:
             return
-        for stream, piece in self._engine.logs(self.name(run.identity), wanted):
+        for stream, piece in self._engine.logs(self.name(run.identity), wanted, within):
             passed = min(skip[stream], len(piece))
             skip[stream] -= passed
             if kept := piece[passed : passed + LOG_LIMIT - have[stream]]:
@@ -250,17 +249,22 @@ class ContainerRunner:
         """Kill it: its first process takes all others along. Comes back when nothing of it runs any more."""
         _write_reason(run, why)
         until, pause = time.monotonic() + STOP_WITHIN, LOOK_FIRST
+        known = self._watches.get(run.identity, Watch()).witness
         complaint: RunnerUnavailable | None = None
         while (seen := self._engine.look(self.name(run.identity))) is not None and seen.running:
             witness = Witness.of(seen.pid, seen.id)
-            if complaint is not None and witness is None:
-                return  # the engine's monitor of it is gone, and so is it
+            known = known or witness
             if time.monotonic() > until:
                 raise RunnerUnavailable(f"{run.identity.name} doesn't end") from complaint
-            try:
-                self._engine.kill(self.name(run.identity))
-            except RunnerUnavailable as error:
-                complaint = error
+            if known is None or (known.lives() and not known.is_orphan()):
+                try:
+                    self._engine.kill(self.name(run.identity))
+                except RunnerUnavailable as error:
+                    complaint = error
+            elif witness is None:
+                return  # only the engine doesn't know yet
+            else:
+                witness.kill()  # without a monitor the engine would wait in vain for the news of its end
             time.sleep(pause)
             pause = min(2 * pause, LOOK_LAST)
 
@@ -314,7 +318,7 @@ class ContainerRunner:
         command = {"entrypoint": list(spec.argv[:1]), "command": list(spec.argv[1:])} if spec.argv else {}
         self._engine.create(
             self.name(spec.identity), spec.image, host=host, as_self=traits.podman and traits.rootless,
-            ulimits={"core": 0, "nofile": 1024, "nproc": max(4096, limits.pids), "fsize": limits.output_mb * 1024 * 1024},
+            ulimits={"core": 0, "nofile": 1024, "nproc": max(4096, limits.pids), "fsize": limits.output_mb * MEGABYTE},
             user=f"{uid}:{gid}", working_dir=INSIDE,
             environment={"HOME": INSIDE, "TMPDIR": "/tmp", "KAPPA_DIR": INSIDE, **spec.environment},  # noqa: S108
             labels={
@@ -361,7 +365,7 @@ def _lock(run: RunDirectory) -> Path:
 
 
 @contextmanager
-def _locked(run: RunDirectory) -> Iterator[None]:
+def _locked(run: RunDirectory) -> Generator[None]:
     """One at a time makes a container, starts it, or writes down what came of it."""
     until = time.monotonic() + LOCKED_WITHIN
     with _lock(run).open("a") as lock:

@@ -1,9 +1,9 @@
 """The handler of the kind `tool_run`: begins a run or finds it again, follows it, and settles from how it ended."""
 
 import logging
-import shutil
 import threading
-from collections.abc import Generator, Mapping
+import time
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import fields
 from datetime import timedelta
@@ -74,9 +74,9 @@ class Bench:
             self._pool.close()
 
     def handle(self, ctx: JobContext, payload: ToolRunPayload) -> ToolRunResult | Snooze:
-        begun = self.do(store.begin_run(payload.run_id))
+        begun = self.do(store.begin_run(payload.run_id, ctx.job_id))
         if begun is None:
-            raise JobFailed(f"there is no tool run {payload.run_id}", retry=False)
+            raise JobFailed(f"there is no tool run {payload.run_id} of this job: ask for a new one", retry=False)
         directory = RunDirectory(self._root, Identity(ctx.job_id, ctx.attempt))
         return Attempt(self, ctx, begun, self._runner(begun), directory).run(self._artifacts)
 
@@ -104,8 +104,11 @@ class Bench:
         """End and forget runs that no job will ever ask for again, and artifacts that were never wholly stored."""
         self._artifacts.sweep()
         here = set(directories(self._root))
-        for runner in self._runners.values():
-            here.update(runner.leftovers())
+        for name, runner in self._runners.items():
+            try:
+                here.update(runner.leftovers())
+            except RunnerUnavailable as error:
+                log.warning("the leftovers of the %s runner stay for now: %s", name, error)
         if not here:
             return []
         live = self.do(store.live_attempts([identity.job_id for identity in here]))

@@ -151,7 +151,9 @@ def directories(root: Path) -> list[Identity]:
 
 def discard(path: Path) -> None:
     """Remove a directory that a tool filled: as deep as it likes, and closed to its own owner."""
-    if path.exists():
+    if path.is_symlink():
+        path.unlink()
+    elif path.exists():
         subprocess.run(["chmod", "-R", "u+rwx", str(path)], check=False, stderr=subprocess.DEVNULL)
         subprocess.run(["rm", "-rf", str(path)], check=False, stderr=subprocess.DEVNULL)
 

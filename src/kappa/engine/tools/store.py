@@ -147,8 +147,9 @@ def _run(row: Row) -> ToolRun:
     return ToolRun(*values)
 
 
-def begin_run(run_id: int) -> Op[Begun | None]:
-    return Op(BEGIN_RUN, {"run_id": run_id}, lambda rows: Begun(*rows[0]) if rows else None)
+def begin_run(run_id: int, job_id: int) -> Op[Begun | None]:
+    """None if that run isn't this job's: a job that was retried by hand has the payload of another's."""
+    return Op(BEGIN_RUN, {"run_id": run_id, "job_id": job_id}, lambda rows: Begun(*rows[0]) if rows else None)
 
 
 def read_inputs(run_id: int) -> Op[dict[str, bytes]]:

@@ -42,7 +42,7 @@ SELECT id, job_id, tool, version, status::text, requested_by, requested_at, star
 -- name: begin_run
 SELECT r.id, r.inputs, t.name, t.version, t.image, t.argv, t.limits, extract(epoch FROM t.timeout)::double precision
   FROM kappa.tool_runs AS r JOIN kappa.tools AS t ON t.name = r.tool AND t.version = r.version
- WHERE r.id = %(run_id)s;
+ WHERE r.id = %(run_id)s AND r.job_id = %(job_id)s;
 
 -- name: read_inputs
 SELECT name, content FROM kappa.tool_inputs WHERE run_id = %(run_id)s ORDER BY name;

@@ -152,7 +152,7 @@ class Run:
         measure_at = time.monotonic() + MEASURE_EVERY
         while True:
             for number, _ in poller.poll(LOOK_EVERY * 1000):
-                if not self._drain(number, names[number]):
+                if self._drain(number, names[number]) == 0:
                     poller.unregister(number)
                     del names[number]
             reap(child.pid)
@@ -175,16 +175,16 @@ class Run:
             while self._drain(stream.fileno(), name):
                 pass
 
-    def _drain(self, number: int, name: str) -> bool:
-        """Read a piece, keep what fits. False if there is nothing to read."""
+    def _drain(self, number: int, name: str) -> int | None:
+        """Read a piece, keep what fits. Gives its length, 0 at the end of the stream, None if nothing is there now."""
         try:
             piece = os.read(number, PIECE)
         except BlockingIOError:
-            return False
+            return None
         if room := LOG_LIMIT - self._kept[name]:
             self._logs[name].write(piece[:room])
             self._kept[name] += len(piece[:room])
-        return bool(piece)
+        return len(piece)
 
 
 def end_everything(leader: int) -> None:

@@ -24,7 +24,7 @@ $(READY): $(LOCK) pyproject.toml
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@
 
-demo: $(READY) ## start the embedded server, migrate, show what was found, stop
+demo: $(READY) ## start the embedded server, look around, run a job to its end, stop
 	@$(BIN)/kg demo
 
 test: check ## every check and every test
@@ -60,7 +60,8 @@ lock-bench: ## the same for the peers that benchmarks run
 	  --custom-compile-command 'make lock-bench' requirements/bench.in -o requirements/bench.lock
 
 test-packages: ## what only tests need, from apt (as root)
-	@for p in pgbouncer faketime curl; do command -v $$p >/dev/null || missing="$$missing $$p"; done; \
+	@for p in pgbouncer faketime curl podman runc bwrap:bubblewrap busybox:busybox-static; do \
+	   command -v $${p%%:*} >/dev/null || missing="$$missing $${p##*:}"; done; \
 	 [ -z "$$missing" ] || { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$missing; }
 
 clean: ## remove .venv and caches

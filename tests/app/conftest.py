@@ -11,6 +11,7 @@ from pathlib import Path
 
 import httpx2
 import pytest
+from argon2 import PasswordHasher
 from starlette.types import ASGIApp
 
 from kappa.app import home as app_home
@@ -20,12 +21,19 @@ from kappa.app.api.middleware import Guard
 from kappa.app.permissions import ROLES, Permission
 from kappa.app.services import Services, open_services
 from kappa.app.settings import Settings
+from kappa.app.usecases import passwords
 from kappa.app.usecases.principal import Principal
 from kappa.engine import Engine
 from kappa.pg import Database
 from tests.ground import PATIENCE, eventually
 
 KAPPA = Principal(0, "kappa", frozenset(Permission))
+
+
+@pytest.fixture(autouse=True)
+def quick_hashes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Passwords that are hashed in this process cost little: their cost is not under test."""
+    monkeypatch.setattr(passwords, "_hasher", PasswordHasher(time_cost=1, memory_cost=1024, parallelism=1))
 
 
 @dataclass

@@ -115,6 +115,7 @@ def test_doctor_says_when_the_pools_are_larger_than_the_server(home: Path) -> No
 def test_the_demo_runs_to_its_end_and_leaves_nothing_running(home: Path) -> None:
     done = kg("demo", home=home)
     assert done.returncode == 0, done.stderr
+    assert "run and settled: succeeded" in done.stdout
     assert "the server was stopped" in done.stdout
     assert kg("db", "status", home=home / "demo").returncode == 3
 

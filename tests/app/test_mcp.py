@@ -5,7 +5,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,8 @@ from mcp_types import CallToolResult, TextContent
 from kappa.app.cli import entry
 from kappa.app.mcp import http as over_http
 from tests.app.conftest import Up
+from tests.app.person import served
+from tests.conftest import Server
 from tests.ground import PATIENCE, kg
 
 STATUS = "kappa://workers/status"
@@ -26,6 +28,12 @@ TOOLS = {
     *("enqueue_job", "list_jobs", "show_job", "wait_for_job", "approve_job", "reject_job", "cancel_job"),
     *("retry_job", "prioritise_job"),
 }
+
+
+@pytest.fixture(scope="module")
+def shared(server: Server, template: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
+    with served(server, template, tmp_path_factory) as up:
+        yield up
 
 
 @asynccontextmanager
@@ -77,8 +85,8 @@ def token_for(up: Up, role: str, scopes: list[str] | None = None) -> str:
 
 
 @pytest.mark.parametrize("way", ["stdio", "stdio legacy", "http", "http legacy"])
-async def test_an_agent_looks_around_and_sees_a_job_through(up: Up, way: str) -> None:
-    async with agent(up, way) as client:
+async def test_an_agent_looks_around_and_sees_a_job_through(shared: Up, way: str) -> None:
+    async with agent(shared, way) as client:
         [resource] = (await client.list_resources()).resources
         assert (resource.uri, resource.name, resource.mime_type) == (STATUS, "workers/status", "application/json")
         [content] = (await client.read_resource(STATUS)).contents
@@ -144,8 +152,8 @@ async def test_approving_and_rejecting(start_up: Callable[..., Up], tmp_path: Pa
         assert (await refusal(client, "approve_job", job_id=other)).startswith(f"job {other} is cancelled")
 
 
-async def test_an_error_is_one_clear_line(up: Up) -> None:
-    async with agent(up, "http") as client:
+async def test_an_error_is_one_clear_line(shared: Up) -> None:
+    async with agent(shared, "http") as client:
         assert await refusal(client, "show_job", job_id=404) == "there is no job 404"
         assert await refusal(client, "wait_for_job", job_id=404) == "there is no job 404"
         assert "'nonsense'" in await refusal(client, "enqueue_job", kind="nonsense")
@@ -192,16 +200,16 @@ def _headers(*more: str) -> dict[str, str]:
     return {"accept": "application/json, text/event-stream", **dict(zip(more[::2], more[1::2], strict=True))}
 
 
-def test_http_refuses_strangers_other_methods_other_hosts_and_large_bodies(up: Up) -> None:
+def test_http_refuses_strangers_other_methods_other_hosts_and_large_bodies(shared: Up) -> None:
     listing = _request("tools/list", {})
-    with httpx2.Client(base_url=up.url, headers=_headers(), timeout=PATIENCE) as stranger:
+    with httpx2.Client(base_url=shared.url, headers=_headers(), timeout=PATIENCE) as stranger:
         for authorization in ({}, {"authorization": "Bearer no"}, {"authorization": b"Bearer \xff"}):
             refused = stranger.post("/mcp", json=listing, headers=authorization)
             problem = (refused.status_code, refused.headers["content-type"], refused.json()["code"])
             assert problem == (401, "application/problem+json", "not_authenticated")
             assert refused.headers["www-authenticate"] == "Bearer"
             assert refused.json()["request_id"] == refused.headers["x-request-id"]
-    with up.client() as known:
+    with shared.client() as known:
         assert known.post("/mcp", json=listing, headers=_headers()).status_code == 200
         for method in ("GET", "DELETE"):
             refused = known.request(method, "/mcp", headers=_headers())
@@ -253,8 +261,8 @@ def test_a_server_that_isnt_there_gives_one_line(home: Path, env: dict[str, str]
     assert done.stderr.startswith(line)
 
 
-def test_a_token_that_doesnt_count_gives_one_line(up: Up) -> None:
-    done = kg("mcp", home=up.home, env={"KAPPA_TOKEN": "wrong"})
+def test_a_token_that_doesnt_count_gives_one_line(shared: Up) -> None:
+    done = kg("mcp", home=shared.home, env={"KAPPA_TOKEN": "wrong"})
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (entry.NOT_ALLOWED, "", 1), done.stderr
 
 
@@ -264,11 +272,11 @@ async def test_a_server_that_has_gone_is_one_line_to_the_agent(up: Up) -> None:
         assert (await refusal(client, "list_jobs")).startswith(f"the server at {up.url} doesn't answer")
 
 
-def test_kg_mcp_says_nothing_but_the_protocol_and_ends_when_told(up: Up) -> None:
+def test_kg_mcp_says_nothing_but_the_protocol_and_ends_when_told(shared: Up) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         process = subprocess.Popen(
             [sys.executable, "-m", "kappa.app.cli.entry", "mcp"],
-            env=up.env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            env=shared.env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
         assert process.stdin is not None
         assert process.stdout is not None

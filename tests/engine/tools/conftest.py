@@ -8,6 +8,8 @@ import pytest
 
 from kappa.engine import AsyncClient, Engine, tools
 from kappa.engine.tools import Bench, Tools
+from tests.engine.tools.containers import container_runner_factory as container_runner_factory
+from tests.engine.tools.containers import podman as podman
 
 PYTHON = "/usr/bin/python3"
 

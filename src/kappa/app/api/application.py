@@ -19,7 +19,6 @@ GROUPS = (health.routes, jobs.routes, workers.routes, tools.routes, people.route
 def build(services: Services, guard: Guard, beside: Callable[[ASGIApp], ASGIApp] = lambda app: app) -> ASGIApp:
     """The application, with what stands `beside` its routes, and middleware around both, the outermost last."""
     application = api()
-    application.openapi()  # kept from now on: it takes a tenth of a second, which no request should have to wait for
     application.state.services = services
     application.state.guard = guard
     app = beside(application)

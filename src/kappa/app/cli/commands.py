@@ -6,11 +6,11 @@ from typing import Annotated
 
 import typer
 
-from kappa.app import settings, wiring
+from kappa.app import settings
 from kappa.app.cli import admin, db, jobs, mcp, roles, show, tokens, tools, users
+from kappa.app.cli.demo import demo
 from kappa.app.cli.up import up
 from kappa.app.usecases import doctor as examination
-from kappa.pg import migrate
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -18,6 +18,7 @@ app = typer.Typer(
     help="Kappa: documents into a knowledge graph, and durable jobs, on nothing but PostgreSQL.",
 )
 app.command()(up)
+app.command()(demo)
 app.command(help=mcp.HELP)(mcp.mcp)
 app.add_typer(jobs.app, name="job")
 app.add_typer(tools.app, name="tool")
@@ -54,17 +55,3 @@ def doctor(as_json: show.AsJson = False) -> None:
         show.findings(found)
     if any(finding.level is examination.Level.PROBLEM for finding in found):
         raise typer.Exit(1)
-
-
-@app.command()
-def demo() -> None:
-    """Start an embedded server of its own, migrate, look around, and stop."""
-    own = settings.load()
-    # The demo never touches what people keep: it has a home below theirs.
-    own = own.model_copy(update={"home": own.home / "demo", "database_url": None, "database_direct_url": None})
-    with wiring.open_database(own, "kg demo", show.say) as database:
-        with database.connect() as connection:
-            applied = migrate(connection, wiring.COMPONENTS)
-        show.out.print(f"the embedded server runs; {len(applied)} migrations were applied\n")
-        show.findings(examination.examine(own, show.say))
-    show.out.print("\nthe server was stopped; its data stays in", own.home.expanduser())

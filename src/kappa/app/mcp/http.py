@@ -50,7 +50,6 @@ class _Endpoint:
         if scope["type"] != "http" or scope["path"] != PATH:
             return await self._api(scope, receive, send)
         scope["kappa.route"] = PATH
-        scope["kappa.route"] = PATH
         # As bytes, as they came. No cookie: a page that could make a browser call would have it along.
         headers = [(b"x-request-id", scope["kappa.request_id"].encode())]
         headers += [(name, value) for name, value in scope["headers"] if name == b"authorization"]

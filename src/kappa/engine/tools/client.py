@@ -23,6 +23,8 @@ T = TypeVar("T")
 KIND = "tool_run"
 INPUTS_LIMIT = 64 * 1024 * 1024
 LONGEST = timedelta(days=7)
+NAME_LIMIT = 255
+"""Bytes that a file's name may have, as every file system has it."""
 
 
 class ToolNotFound(EngineError):
@@ -81,6 +83,8 @@ class Tools:
             )
         except errors.CheckViolation as error:
             raise ToolError(f"a tool can't be called {name!r} {version!r}: {error.diag.constraint_name}") from None
+        except (errors.DataError, UnicodeEncodeError):
+            raise ToolError("a tool is described in plain text: NUL and halves of characters can't be kept") from None
         if not made:
             raise ToolError(f"there is {name!r} {version!r} already: what a version says never changes")
         return await self.tool(name, version, connection=connection)
@@ -132,13 +136,19 @@ class Tools:
         files = files or {}
         if sum(map(len, files.values())) > INPUTS_LIMIT:
             raise ToolError(f"the input files have {INPUTS_LIMIT // 1024 // 1024} MB at most together")
+        for file in files:
+            if len(file.encode(errors="replace")) > NAME_LIMIT:
+                raise ToolError(f"an input file can't be called {file!r}")
         async with self._client.transaction() as connection:
-            text = to_json(inputs).decode()
-            run_id = await run_async(connection, store.make_run(name, tool.version, requested_by, text))
+            try:
+                text = to_json(inputs).decode()
+                run_id = await run_async(connection, store.make_run(name, tool.version, requested_by, text))
+            except (errors.DataError, ValueError):
+                raise ToolError("the inputs can't be kept: they have NUL, half a character, or no number") from None
             for file, content in files.items():
                 try:
                     await run_async(connection, store.put_input(run_id, file, content))
-                except errors.CheckViolation:
+                except (errors.CheckViolation, errors.DataError, UnicodeEncodeError):
                     raise ToolError(f"an input file can't be called {file!r}") from None
             job = await self._client.enqueue(
                 KIND, ToolRunPayload(run_id=run_id), priority=priority, timeout=tool.timeout,

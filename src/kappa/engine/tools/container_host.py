@@ -94,6 +94,9 @@ class ControlGroup:
     def __init__(self, name: str) -> None:
         self.path = f"/kappa/{name}"
 
+    def exists(self) -> bool:
+        return any((base / self.path[1:]).exists() for base in self._bases())
+
     def ran_out_of_memory(self) -> bool:
         """Version 2 counts what happened below."""
         facts = dict(line.split() for line in _read(CONTROL_GROUPS / self.path[1:] / "memory.events").splitlines())

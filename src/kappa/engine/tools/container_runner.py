@@ -50,7 +50,8 @@ LOGS_AT_MOST = "10m"
 """What the engine keeps of a run's output: enough that its beginning is still there when it is first asked for."""
 LOOK_FIRST = 0.01
 LOOK_LAST = 0.25
-LOGS_EVERY = 0.5
+LOGS_FIRST = 0.05
+LOGS_LAST = 0.5
 LOGS_WITHIN = 2.0
 LAST_LOGS_WITHIN = 20.0
 MEASURE_EVERY = 1.0
@@ -70,6 +71,7 @@ class Watch:
     witness: Witness | None = None
     gone_since: float | None = None
     logs_at: float = 0.0
+    logs_every: float = LOGS_FIRST
     measure_at: float = 0.0
 
 
@@ -138,6 +140,7 @@ class ContainerRunner:
         seen = self._engine.look(self.name(identity))
         if seen is not None and seen.running:
             self._end(run, Exit(stopped=True))
+            self._look(run)  # takes its last words
         elif seen is not None and not seen.ended:
             self._remove(identity)
 
@@ -171,9 +174,11 @@ class ContainerRunner:
         watch = self._watches.setdefault(identity, Watch())
         if watch.witness is None or watch.witness.pid != seen.pid:
             watch.witness = Witness.of(seen.pid, seen.id)
-        if watch.witness is None or watch.witness.lives():
+        if watch.witness is None and not ControlGroup(self.name(identity)).exists():
+            return False  # the engine is elsewhere, and must be believed
+        if watch.witness is not None and watch.witness.lives():
             watch.gone_since = None
-            return watch.witness is not None and watch.witness.is_orphan()
+            return watch.witness.is_orphan()
         if watch.gone_since is None:
             watch.gone_since = time.monotonic()
         return time.monotonic() - watch.gone_since > GONE_FOR
@@ -214,7 +219,8 @@ class ContainerRunner:
                 self._copy_logs(run, LOGS_WITHIN)
             took = time.monotonic() - now
             # An engine that has to read through a flood for it isn't asked again and again.
-            watch.logs_at = time.monotonic() + max(LOGS_EVERY, 5 * took)
+            watch.logs_at = time.monotonic() + max(watch.logs_every, 5 * took)
+            watch.logs_every = min(2 * watch.logs_every, LOGS_LAST)
         ran = (datetime.now(UTC) - seen.started_at).total_seconds()
         if ran > float(seen.labels["kappa.timeout"]):
             self._end(run, Exit(timed_out=True))
@@ -250,7 +256,7 @@ class ContainerRunner:
         _write_reason(run, why)
         until, pause = time.monotonic() + STOP_WITHIN, LOOK_FIRST
         known = self._watches.get(run.identity, Watch()).witness
-        complaint: RunnerUnavailable | None = None
+        orphaned, complaint = False, None
         while (seen := self._engine.look(self.name(run.identity))) is not None and seen.running:
             witness = Witness.of(seen.pid, seen.id)
             known = known or witness
@@ -261,10 +267,14 @@ class ContainerRunner:
                     self._engine.kill(self.name(run.identity))
                 except RunnerUnavailable as error:
                     complaint = error
-            elif witness is None:
-                return  # only the engine doesn't know yet
-            else:
-                witness.kill()  # without a monitor the engine would wait in vain for the news of its end
+            elif witness is not None:
+                witness.kill()  # by the engine it takes long: without a monitor it waits in vain for news of the end
+                orphaned = True
+            elif orphaned or self._is_abandoned(run.identity, seen):
+                with suppress(FileNotFoundError), _locked(run):
+                    self._copy_logs(run, LOGS_WITHIN)
+                self._remove(run.identity)
+                return
             time.sleep(pause)
             pause = min(2 * pause, LOOK_LAST)
 

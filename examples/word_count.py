@@ -1,7 +1,7 @@
 """A tool for Kappa: counts the words of its input files.
 
-It knows nothing of Kappa but the contract (docs/tool-contract.md): a request and input files in its directory, a result and
-output files left there.
+It knows nothing of Kappa but the contract (docs/tool-contract.md): a request and input files in its directory, a result
+and output files left there.
 
     kg tool add word-count -- python3 /where/everybody/can/read/word_count.py
     kg tool run word-count --input notes.txt --wait

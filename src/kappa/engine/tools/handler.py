@@ -23,7 +23,6 @@ from kappa.engine.tools.contract import ContractBroken
 from kappa.engine.tools.run import (
     MEGABYTE,
     Exit,
-    Found,
     Identity,
     Limits,
     RunDirectory,
@@ -165,14 +164,14 @@ class Attempt:
                 if self._runner.find(self._identity).lost:
                     self._prepare()
                     self._runner.start(self._spec())
-            except (RunnerUnavailable, OSError) as error:
+            except (RunnerUnavailable, OSError, psycopg.OperationalError, PgError) as error:
                 log.warning("tool run %d can't begin now: %s", self._begun.run_id, error)
                 with suppress(RunnerUnavailable):
                     self._runner.stop(self._identity)
                 return Snooze(TRY_AGAIN)
         ended = self._follow()
         self._copy_logs()
-        self._bench.do(store.note_exit(self._begun.run_id, ended.code, *self._ctx.held))
+        self._write(store.note_exit(self._begun.run_id, ended.code, *self._ctx.held))
         refuse(ended)
         result = self._result(ended)
         stored = collect.store_artifacts(
@@ -202,15 +201,18 @@ class Attempt:
             self._copy_logs()
             self._tell_progress()
 
-    def _patiently(self, ask: Callable[[], Found]) -> Found:
-        """Ask a runner that may be away for a while: the run goes on meanwhile, and so does its time."""
+    def _patiently(self, ask: Callable[[], T]) -> T:
+        """Ask a runner or a database that may be away for a while: the run goes on meanwhile, and so does its time."""
         while True:
             try:
                 return ask()
-            except RunnerUnavailable as error:
+            except (RunnerUnavailable, psycopg.OperationalError, PgError) as error:
                 self._ctx.raise_if_cancelled()
-                log.warning("tool run %d can't be looked at now: %s", self._begun.run_id, error)
+                log.warning("tool run %d can't be followed now: %s", self._begun.run_id, error)
                 time.sleep(LOOK_EVERY)
+
+    def _write(self, op: Op[T]) -> T:
+        return self._patiently(lambda: self._bench.do(op))
 
     def _result(self, ended: Exit) -> contract.Result:
         try:
@@ -261,13 +263,13 @@ class Attempt:
         """What the run said since the last time, into the database."""
         identity = (self._begun.run_id, self._identity.attempt)
         if self._said is None:
-            self._said = {stream: self._bench.do(store.log_length(*identity, stream)) for stream in STREAMS}
+            self._said = {stream: self._write(store.log_length(*identity, stream)) for stream in STREAMS}
         for stream in STREAMS:
             with suppress(FileNotFoundError), self._directory.log(stream).open("rb") as file:
                 file.seek(self._said[stream])
                 piece = file.read(contract.LOG_LIMIT - self._said[stream])
                 if piece:
-                    self._bench.do(store.put_log(*identity, stream, self._said[stream], piece, *self._ctx.held))
+                    self._write(store.put_log(*identity, stream, self._said[stream], piece, *self._ctx.held))
                     self._said[stream] += len(piece)
 
     def _tell_progress(self) -> None:

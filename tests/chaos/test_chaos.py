@@ -64,7 +64,9 @@ class Scene:
         eventually(lambda: self.connection.execute(statement, args).fetchone() == (True,), what=what or condition)
 
     def until_begun(self, job: int, attempt: int) -> None:
+        """It runs, behind its gate, and its start is counted, which is written a moment after the handler began."""
         self.until("chaos_effects WHERE job = %s AND attempt = %s", job, attempt)
+        self.until("kappa.jobs WHERE id = %s AND attempt = %s AND attempt_started_at IS NOT NULL", job, attempt)
 
     def judge(self) -> list[Violation]:
         """Let everything end, and hear what the checker says."""

@@ -18,7 +18,7 @@ import pytest
 from kappa.engine import Engine, WorkerConfig, tools
 from kappa.engine.testing import drain, maintain
 from kappa.engine.tools import ArtifactStore, Bench, Found, Identity, ProcessRunner, Runner, Spec
-from kappa.engine.tools.run import RunDirectory
+from kappa.engine.tools.run import RunDirectory, mark_of
 from kappa.engine.tools.supervisor import MARK
 from tests.engine.tools import containers
 from tests.ground import PATIENCE, Script, eventually, require_program
@@ -94,7 +94,7 @@ class Place:
         """Everything that a run started and that lives."""
         if self.name == "container":
             return containers.processes(self.home / "runs", identity)
-        mark = f"{MARK}={identity.name}".encode()
+        mark = f"{MARK}={mark_of(self.home / 'runs', identity)}".encode()
         return [pid for pid in all_processes() if mark in read(pid, "environ").split(b"\0") and alive(pid)]
 
     def supervisor(self, identity: Identity = FIRST) -> int | None:

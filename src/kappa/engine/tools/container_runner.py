@@ -8,7 +8,6 @@ A container is started at most once: creating and starting it are done under a l
 """
 
 import fcntl
-import hashlib
 import json
 import os
 import time
@@ -29,7 +28,6 @@ from kappa.engine.tools.container_engine import (
 )
 from kappa.engine.tools.container_host import ControlGroup, Witness, engine_url
 from kappa.engine.tools.contract import LOG_LIMIT
-from kappa.engine.tools.process_runner import FIRST_UID, UIDS
 from kappa.engine.tools.run import (
     LOST,
     MEGABYTE,
@@ -40,6 +38,8 @@ from kappa.engine.tools.run import (
     RunDirectory,
     RunnerUnavailable,
     Spec,
+    installation,
+    uid_of,
     write_whole,
 )
 from kappa.engine.tools.supervisor import bytes_below
@@ -83,7 +83,7 @@ class ContainerRunner:
         if (url := url or engine_url()) is None:
             raise RunnerUnavailable("there is no container engine here")
         self._engine = ContainerEngine(url)
-        self._installation = hashlib.sha256(str(root.resolve()).encode()).hexdigest()[:12]
+        self._installation = installation(root)
         self._watches: dict[Identity, Watch] = {}
 
     def close(self) -> None:
@@ -301,7 +301,7 @@ class ContainerRunner:
         traits = self._engine.traits()
         uid, gid = os.getuid(), os.getgid()
         if os.geteuid() == 0:
-            uid = gid = FIRST_UID + spec.identity.job_id % UIDS
+            uid = gid = uid_of(self._root, spec.identity.job_id)
             for path in (run.path, run.output, run.input, *run.input.iterdir(), run.request):
                 os.chown(path, uid, gid, follow_symlinks=False)
         limits = spec.limits

@@ -25,11 +25,11 @@ from kappa.engine.tools.run import (
     RunnerUnavailable,
     Spec,
     directories,
+    mark_of,
+    uid_of,
     write_whole,
 )
 
-FIRST_UID = 200_000
-UIDS = 100_000
 INSIDE = "/tmp/kappa"  # noqa: S108
 """Where a sandboxed tool sees its directory."""
 LOOK_FIRST = 0.005
@@ -56,7 +56,7 @@ class ProcessRunner:
         run = RunDirectory(self._root, spec.identity)
         if not self.find(spec.identity).lost:
             return
-        uid = FIRST_UID + spec.identity.job_id % UIDS if os.geteuid() == 0 else None
+        uid = uid_of(self._root, spec.identity.job_id) if os.geteuid() == 0 else None
         if uid is not None:
             for path in (run.path, run.output, run.input, *run.input.iterdir(), run.request):
                 os.chown(path, uid, uid, follow_symlinks=False)
@@ -64,7 +64,7 @@ class ProcessRunner:
             "command": self._command(spec, run, uid),
             "directory": str(run.path),
             "environment": self._environment(spec, run),
-            "mark": spec.identity.name,
+            "mark": mark_of(self._root, spec.identity),
             "limits": asdict(spec.limits),
             "timeout": spec.timeout,
             "sandboxed": self.sandboxed,
@@ -151,7 +151,7 @@ class ProcessRunner:
 
     def _end_strays(self, identity: Identity) -> None:
         """Processes of a run whose supervisor was killed, found by the mark that they inherited."""
-        mark = f"{supervisor.MARK}={identity.name}".encode()
+        mark = f"{supervisor.MARK}={mark_of(self._root, identity)}".encode()
         while strays := [pid for pid in _others() if _is_marked(pid, mark)]:  # they may beget more meanwhile
             for pid in strays:
                 with suppress(OSError):

@@ -1,5 +1,6 @@
 """What runners speak of: a run's identity, its directory, its limits, how it ended. One protocol for all of them."""
 
+import hashlib
 import json
 import os
 import subprocess
@@ -10,6 +11,8 @@ from typing import Any, NamedTuple, Protocol
 from kappa.engine.errors import EngineError
 
 MEGABYTE = 1024 * 1024
+FIRST_UID = 200_000
+UIDS = 100_000
 
 
 class RunnerUnavailable(EngineError):
@@ -105,6 +108,21 @@ class Runner(Protocol):
     def leftovers(self) -> list[Identity]:
         """Runs that this runner still knows of."""
         ...
+
+
+def mark_of(root: Path, identity: Identity) -> str:
+    """What everything that a run starts has in its environment: which run, and whose: there may be other Kappas."""
+    return f"{identity.name}@{installation(root)}"
+
+
+def installation(root: Path) -> str:
+    """Which Kappa of this host: the one whose runs have their directories here."""
+    return hashlib.sha256(str(root.resolve()).encode()).hexdigest()[:12]
+
+
+def uid_of(root: Path, job_id: int) -> int:
+    """As root: a user of its own for a run, whom nobody else is. Jobs that are near each other have different ones."""
+    return FIRST_UID + (int(installation(root), 16) + job_id) % UIDS
 
 
 class RunDirectory:

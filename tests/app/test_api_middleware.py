@@ -301,8 +301,7 @@ async def test_a_session_of_the_database_that_was_ended_is_replaced(
     operator: httpx2.AsyncClient, connection: psycopg.Connection[tuple[Any, ...]]
 ) -> None:
     await operator.get("/jobs")
-    connection.execute(
-        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
-        " WHERE datname = current_database() AND pid <> pg_backend_pid()"
-    )
+    others = "FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+    # With a wait: one that was told to end but hasn't yet would take a statement, and end in the middle of it.
+    connection.execute(f"SELECT pg_terminate_backend(pid, 30000) {others}".encode())
     assert (await operator.get("/jobs")).status_code == 200

@@ -40,6 +40,7 @@ SETTINGS = {
 }
 
 END_WITHIN = 45.0
+IN_CLUSTER = "KAPPA_CHAOS_CLUSTER"
 
 
 @dataclass
@@ -49,6 +50,7 @@ class WorkerProcess:
     name: str
     process: subprocess.Popen[str]
     output: Path
+    cluster: str
     stopped: bool = False
 
     @property
@@ -69,11 +71,16 @@ class WorkerProcess:
         return f"{self.name} (pid {self.process.pid}):\n{self.output.read_text()[before:]}"
 
     def kin(self) -> list[psutil.Process]:
-        """Every process of its session: itself, and the children that handlers run in."""
+        """Every process of its session: itself, and the children that handlers run in.
+
+        A session of long ago may have its number again, in the hands of strangers: they lack this cluster's word.
+        """
         found: list[psutil.Process] = []
         for process in psutil.process_iter():
             with suppress(ProcessLookupError, psutil.Error):
-                if os.getsid(process.pid) == self.process.pid and process.status() != psutil.STATUS_ZOMBIE:
+                if os.getsid(process.pid) != self.process.pid or process.status() == psutil.STATUS_ZOMBIE:
+                    continue
+                if process.environ().get(IN_CLUSTER) == self.cluster:
                     found.append(process)
         return found
 
@@ -204,13 +211,14 @@ class Cluster:
         clock.exists() or clock.write_text("+0")
         env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]), **self.env}
         env |= clock_environment(clock) | {artifacts.DIRECTORY: str(self.disk.artifacts)} | extra
+        env[IN_CLUSTER] = str(self.home)
         output = self.home / f"{self._started}-{name}.log"
         with output.open("w") as file:
             process = subprocess.Popen(
                 [sys.executable, "-m", "tests.chaos.worker", url, direct, str(self.lease)],
                 env=env, cwd=ROOT, stdout=file, stderr=subprocess.STDOUT, text=True, start_new_session=True,
             )  # fmt: skip
-        worker = self.workers[name] = WorkerProcess(name, process, output)
+        worker = self.workers[name] = WorkerProcess(name, process, output, str(self.home))
         self._every.append(worker)
         return worker
 

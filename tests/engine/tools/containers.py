@@ -160,27 +160,32 @@ def container_runner_factory(podman: Podman) -> Callable[[Path], ContainerRunner
 
 def pack_image(archive: Path) -> None:
     """A root file system: busybox, and the host's own Python with what it is linked with."""
-    busybox = require_program("busybox")
     python = Path("/usr/bin/python3").resolve()
     library = Path("/usr/lib") / python.name
     if not library.is_dir():
         lacking("Debian's python3")
     with tarfile.open(archive, "w") as tar:
-        for name, mode in {"tmp": 0o1777, "kappa": 0o755, "etc": 0o755, "proc": 0o755, "sys": 0o755}.items():
-            made = tarfile.TarInfo(name)
-            made.type, made.mode = tarfile.DIRTYPE, mode
-            tar.addfile(made)
-        tar.add(busybox, "bin/busybox")
-        for applet in subprocess.run([busybox, "--list"], capture_output=True, text=True, check=True).stdout.split():
-            if applet == "busybox":
-                continue
-            link = tarfile.TarInfo(f"bin/{applet}")
-            link.type, link.linkname = tarfile.SYMTYPE, "busybox"
-            tar.addfile(link)
+        pack_busybox(tar)
         tar.add(python, "usr/bin/python3")
         tar.add(library, f"usr/lib/{python.name}", filter=_wanted)
         for path in sorted(_linked_with([python, *(library / "lib-dynload").glob("*.so")])):
             tar.add(path.resolve(), str(path).lstrip("/"))
+
+
+def pack_busybox(tar: tarfile.TarFile) -> None:
+    """The directories that every root has, and one program by its many names."""
+    busybox = require_program("busybox")
+    for name, mode in {"tmp": 0o1777, "kappa": 0o755, "etc": 0o755, "proc": 0o755, "sys": 0o755}.items():
+        made = tarfile.TarInfo(name)
+        made.type, made.mode = tarfile.DIRTYPE, mode
+        tar.addfile(made)
+    tar.add(busybox, "bin/busybox")
+    for applet in subprocess.run([busybox, "--list"], capture_output=True, text=True, check=True).stdout.split():
+        if applet == "busybox":
+            continue
+        link = tarfile.TarInfo(f"bin/{applet}")
+        link.type, link.linkname = tarfile.SYMTYPE, "busybox"
+        tar.addfile(link)
 
 
 def _wanted(entry: tarfile.TarInfo) -> tarfile.TarInfo | None:

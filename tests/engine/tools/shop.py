@@ -4,26 +4,27 @@ A worker process is a real one, with the engine and `tools.install` on the test'
 put around the runner or the store of artifacts that it was given, so that all else is as in production.
 """
 
+import multiprocessing
 import os
 import signal
-import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
+from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Self
 
 import pytest
 
 from kappa.engine import Engine, WorkerConfig, tools
 from kappa.engine.testing import drain, maintain
-from kappa.engine.tools import ArtifactStore, Bench, Found, Identity, ProcessRunner, Runner, Spec
+from kappa.engine.tools import ArtifactStore, Bench, Found, Identity, ProcessRunner, Runner, Spec, Tools
 from kappa.engine.tools.run import RunDirectory, mark_of
 from kappa.engine.tools.supervisor import MARK
 from tests.engine.tools import containers
-from tests.ground import PATIENCE, Script, eventually, require_program
+from tests.ground import PATIENCE, eventually, require_program
 
-ROOT = Path(__file__).parents[3]
 HOUR = timedelta(hours=1)
 FOLLOWER = WorkerConfig(lead=False, grace=timedelta(seconds=10))
 FIRST = Identity(1, 1)
@@ -32,12 +33,6 @@ STARTING, ENDED, COLLECTING = "starting", "ended", "collecting"
 """Where a worker process may be told to stop and say so."""
 UNMARKED = "unmarked"
 """It doesn't stop, but is long in writing down what it started."""
-
-WORKER = """
-import sys
-from tests.engine.tools.shop import work
-work(*sys.argv[1:])
-"""
 
 WAITS = """
 token=$(cat /proc/sys/kernel/random/uuid)
@@ -84,6 +79,14 @@ class Place:
     def runner(self) -> Runner:
         return next(iter(self.runners().values()))
 
+    async def register(
+        self, toolbox: Tools, argv: list[str], name: str = "it", *, timeout: float = 60, **limits: float
+    ) -> None:
+        """A tool that runs here."""
+        await toolbox.register(
+            name, "1", argv=argv, image=self.image, limits=limits, timeout=timedelta(seconds=timeout)
+        )
+
     def directory(self, identity: Identity = FIRST) -> RunDirectory:
         return RunDirectory(self.home / "runs", identity)
 
@@ -106,13 +109,21 @@ class Place:
         return found[0] if found else None
 
 
-def place(request: pytest.FixtureRequest, home: Path) -> Place:
-    """The place of a fixture's parameter, if what it needs is here."""
+RUNNERS = ("process", "sandbox", "container")
+
+
+def place(request: pytest.FixtureRequest, home: Path) -> Iterator[Place]:
+    """The place of a fixture's parameter, if what it needs is here. What a test that failed left there is ended."""
     if request.param == "sandbox":
         require_program("bwrap")
     if request.param == "container":
         request.getfixturevalue("podman")
-    return Place(request.param, home)
+    made = Place(request.param, home)
+    yield made
+    runner = made.runner
+    for identity in runner.leftovers():
+        runner.stop(identity)
+        runner.remove(identity)
 
 
 def all_processes() -> list[int]:
@@ -186,9 +197,64 @@ class Stalls(ArtifactStore):
         return super().take(out, size)
 
 
+class Worker:
+    """A worker process, forked from one that has loaded everything already: it is loaded once, not by each of them."""
+
+    def __init__(self, url: str, at: Place, point: str, grace: float) -> None:
+        processes = multiprocessing.get_context("forkserver")
+        processes.set_forkserver_preload([__name__, "kappa.engine.tools.container_runner"])
+        self._lines, said = processes.Pipe(duplex=False)
+        self.process = processes.Process(target=work, args=(said, dict(os.environ), url, at, point, grace))
+        self.process.start()
+        said.close()
+
+    @property
+    def pid(self) -> int:
+        assert self.process.pid is not None
+        return self.process.pid
+
+    def line(self) -> str:
+        """The next thing that it says."""
+        assert self._lines.poll(PATIENCE), "it says nothing"
+        try:
+            return self._lines.recv()
+        except EOFError:
+            raise AssertionError("the worker ended") from None
+
+    def until(self, said: str) -> None:
+        while self.line() != said:
+            pass
+
+    def send_signal(self, number: int) -> None:
+        os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """As the kernel does it: no time for a last word."""
+        self.send_signal(signal.SIGSTOP)
+        self.process.kill()
+        self.process.join(PATIENCE)
+
+    def end(self) -> None:
+        """Wait for a good end."""
+        self.process.join(PATIENCE)
+        assert self.process.exitcode == 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self.process.is_alive():
+            self.kill()
+        self.process.close()
+        self._lines.close()
+
+
+_said: Connection | None = None
+
+
 def say(line: str) -> None:
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()
+    assert _said is not None
+    _said.send(line)
 
 
 def stop(point: str) -> None:
@@ -196,10 +262,13 @@ def stop(point: str) -> None:
     threading.Event().wait()
 
 
-def work(url: str, home: str, name: str, point: str, grace: str) -> None:
+def work(said: Connection, environment: dict[str, str], url: str, at: Place, point: str, grace: float) -> None:
     """A worker process: says `ready`, then what point it stops at."""
+    global _said
+    _said = said
+    os.environ.clear()
+    os.environ.update(environment)
     engine = Engine(url)
-    at = Place(name, Path(home))
     runners = {kind: Stops(runner, point) for kind, runner in at.runners().items()}
     artifacts = at.home / "artifacts"
     store = Stalls(artifacts) if point == COLLECTING else ArtifactStore(artifacts)
@@ -208,27 +277,14 @@ def work(url: str, home: str, name: str, point: str, grace: str) -> None:
     engine.job(tools.KIND, adoptable=True)(bench.handle)
     engine.signals.subscribe(lambda fact, facts: say("ready") if fact == "asleep" else None)
     mark_after = timedelta(hours=1) if point == UNMARKED else timedelta(milliseconds=20)
-    engine.run(WorkerConfig(lead=False, grace=timedelta(seconds=float(grace)), start_mark_after=mark_after))
+    engine.run(WorkerConfig(lead=False, grace=timedelta(seconds=grace), start_mark_after=mark_after))
     bench.close()
 
 
-def worker(url: str, at: Place, point: str = "", grace: float = 30) -> Script:
-    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    made = Script(WORKER, url, at.home, at.name, point, grace, env={"PYTHONPATH": path})
+def worker(url: str, at: Place, point: str = "", grace: float = 30) -> Worker:
+    made = Worker(url, at, point, grace)
     assert made.line() == "ready"
     return made
-
-
-def until(script: Script, said: str) -> None:
-    while script.line() != said:
-        pass
-
-
-def kill(killed: Script) -> None:
-    """As the kernel does it: no time for a last word."""
-    killed.process.send_signal(signal.SIGSTOP)
-    killed.process.kill()
-    killed.process.wait(PATIENCE)
 
 
 # What others do

@@ -28,24 +28,17 @@ from tests.engine.tools.shop import (
     adopt,
     alive,
     gone,
-    kill,
     shell,
     try_again,
-    until,
     worker,
 )
 
 SECOND = Identity(1, 2)
 
 
-@pytest.fixture(params=["process", "sandbox", "container"])
+@pytest.fixture(params=shop.RUNNERS)
 def at(request: pytest.FixtureRequest, home: Path) -> Iterator[Place]:
-    made = shop.place(request, home)
-    yield made
-    for identity in (FIRST, SECOND):
-        if made.processes(identity):  # of a test that failed
-            made.runner.stop(identity)
-            made.runner.remove(identity)
+    yield from shop.place(request, home)
 
 
 @pytest.fixture
@@ -63,9 +56,7 @@ class Floor:
         self.at = at
 
     async def ask(self, source: str, *, max_attempts: int = 1, timeout: float = 60) -> ToolRun:
-        await self.tools.register(
-            "it", "1", argv=shell(source), image=self.at.image, timeout=timedelta(seconds=timeout)
-        )
+        await self.at.register(self.tools, shell(source), timeout=timeout)
         return await self.tools.run("it", max_attempts=max_attempts)
 
     async def show(self) -> ToolRun:
@@ -111,8 +102,8 @@ async def test_a_run_whose_worker_is_killed_before_the_start_is_lost_and_said_so
 ) -> None:
     with worker(url, at, STARTING) as killed:
         await floor.ask(WAITS)
-        until(killed, STARTING)
-        kill(killed)
+        killed.until(STARTING)
+        killed.kill()
     await adopt(engine)
     run = await floor.show()
     assert (run.status, run.attempt) == (JobState.FAILED, 1)
@@ -125,9 +116,9 @@ async def test_a_run_that_may_be_tried_again_is_when_its_worker_is_killed_before
 ) -> None:
     with worker(url, at, STARTING) as killed:
         await floor.ask("touch go;" + WAITS, max_attempts=2)
-        until(killed, STARTING)
+        killed.until(STARTING)
         await seen(lambda: attempt(url) == 1, "the start is counted")
-        kill(killed)
+        killed.kill()
     await adopt(engine)
     run = await floor.show()
     assert (run.status, run.attempt) == (JobState.SCHEDULED, 1)
@@ -150,7 +141,7 @@ async def test_a_run_whose_worker_is_killed_while_it_runs_goes_on_and_is_adopted
         await floor.ask(WAITS, max_attempts=2)
         token = await floor.token()
         await seen(lambda: attempt(url) == 1, "the start is counted")
-        kill(killed)
+        killed.kill()
     before = (await floor.show()).started_at
     adopting = asyncio.create_task(adopt(engine))
     await heard.until("adopted")
@@ -169,7 +160,7 @@ async def test_a_run_that_began_before_its_start_was_written_down_is_found_and_n
         await floor.ask(WAITS, max_attempts=2)
         token = await floor.token()
         assert (await floor.show()).attempt == 0
-        kill(killed)
+        killed.kill()
     adopting = asyncio.create_task(adopt(engine))
     await seen(lambda: attempt(url) == 1, "it is claimed anew")
     at.go()
@@ -186,8 +177,8 @@ async def test_a_run_whose_worker_is_killed_after_the_exit_is_settled_from_what_
         await floor.ask(WAITS)
         token = await floor.token()
         at.go()
-        until(killed, point)
-        kill(killed)
+        killed.until(point)
+        killed.kill()
     assert await floor.tools.artifacts(1) == []
     assert at.runner.find(FIRST).exit is not None
     await adopt(engine)
@@ -202,7 +193,7 @@ async def test_the_time_of_a_run_is_counted_from_its_first_start_however_often_i
     with worker(url, at) as killed:
         await floor.ask(WAITS, timeout=at.shortest)
         await floor.token()
-        kill(killed)
+        killed.kill()
     await adopt(engine)
     run = await floor.show()
     assert (run.status, run.attempt, run.error_summary) == (JobState.TIMED_OUT, 1, "the time-out was reached")
@@ -219,7 +210,7 @@ async def test_a_worker_told_to_end_releases_its_run_and_another_adopts_it(
     with worker(url, at, grace=0.1) as ended:
         await floor.ask(WAITS)
         token = await floor.token()
-        ended.process.send_signal(signal.SIGTERM)
+        ended.send_signal(signal.SIGTERM)
         await asyncio.to_thread(ended.end)
     assert at.runner.find(FIRST).running
     adopting = asyncio.create_task(drain(engine, FOLLOWER))  # at once: no lease has to run out
@@ -236,12 +227,12 @@ async def test_two_adoptions_one_after_the_other_lose_nothing(
     with worker(url, at, grace=0.1) as first:
         await floor.ask(WAITS)
         token = await floor.token()
-        first.process.send_signal(signal.SIGTERM)
+        first.send_signal(signal.SIGTERM)
         await asyncio.to_thread(first.end)
     with worker(url, at, COLLECTING) as second:
         at.go()
-        until(second, COLLECTING)
-        kill(second)
+        second.until(COLLECTING)
+        second.kill()
     await adopt(engine)
     await floor.is_whole(token)
     floor.is_gone(bench)
@@ -293,7 +284,7 @@ async def test_nothing_is_left_of_a_run_whose_worker_and_supervisor_are_both_kil
     with worker(url, at) as killed:
         await floor.ask(FAMILY)
         await floor.token()
-        kill(killed)
+        killed.kill()
     kill_supervisor(at)
     await adopt(engine)
     gone(at.processes, "what the supervisor left behind")
@@ -350,7 +341,7 @@ async def test_a_run_cancelled_while_nobody_looks_after_it_is_ended_by_who_adopt
     with worker(url, at) as killed:
         await floor.ask(FAMILY)
         await floor.token()
-        kill(killed)
+        killed.kill()
     await floor.tools.cancel(1, "enough")
     await adopt(engine)
     assert at.processes() == []
@@ -377,7 +368,7 @@ async def test_a_supervisor_keeps_the_time_though_no_worker_looks_after_it(
     with worker(url, at) as killed:
         await floor.ask(FAMILY, timeout=1)
         await floor.token()
-        kill(killed)
+        killed.kill()
     gone(lambda: at.runner.find(FIRST).running, "the run")
     assert at.processes() == []
     await adopt(engine)

@@ -1,8 +1,10 @@
 """Containers: each limit really holds, and whatever becomes of the engine or its monitor, a run is told right."""
 
 import gc
+import json
 import os
 import signal
+import tarfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -85,6 +87,19 @@ def yard(tmp_path: Path, container_runner_factory: Callable[[Path], ContainerRun
     made.runner.close()
 
 
+@pytest.fixture
+def image_with(podman: Podman, tmp_path: Path) -> Callable[[str], str]:
+    """Makes an image in which there is only a busybox, and for which something more is said."""
+
+    def make(said: str) -> str:
+        with tarfile.open(tmp_path / "image.tar", "w") as tar:
+            containers.pack_busybox(tar)
+        podman.do("import", "--change", said, str(tmp_path / "image.tar"), "kappa-own:1")
+        return "kappa-own:1"
+
+    return make
+
+
 # What it is given, and what it leaves
 
 
@@ -96,12 +111,9 @@ def test_a_run_ends_with_its_code_and_what_it_said(yard: Yard) -> None:
     assert yard.make(yard.root).find(FIRST) == Found(running=False, exit=Exit(code=3))
 
 
-def test_without_a_command_the_image_says_what_is_run(yard: Yard, podman: Podman) -> None:
-    archive = podman.place / "own.tar"
-    containers.pack_image(archive)
-    podman.do("import", "--change", 'ENTRYPOINT ["/bin/echo", "its own"]', str(archive), "kappa-own:1")
+def test_without_a_command_the_image_says_what_is_run(yard: Yard, image_with: Callable[[str], str]) -> None:
     run = yard.prepare()
-    yard.runner.start(replace(yard.spec(), image="kappa-own:1"))
+    yard.runner.start(replace(yard.spec(), image=image_with('ENTRYPOINT ["/bin/echo", "its own"]')))
     assert (yard.ended(), run.stdout.read_text()) == (Exit(code=0), "its own\n")
 
 
@@ -141,6 +153,30 @@ def test_nothing_but_its_directory_and_tmp_can_be_written(yard: Yard) -> None:
     places = "/ /bin /etc /kappa /run /tmp /usr /var /var/tmp /sys/fs/cgroup"
     _, said = yard.tell(f"for p in {places}; do touch $p/x && echo $p; done 2>/dev/null")
     assert said.split() == ["/kappa", "/tmp"]
+
+
+def test_what_an_image_calls_its_volumes_is_as_small_as_tmp_and_not_on_the_disk(
+    yard: Yard, podman: Podman, image_with: Callable[[str], str]
+) -> None:
+    image = image_with("VOLUME /data/ /tmp /kappa /run")
+    _, said = yard.tell("for p in /data /tmp /kappa /run; do touch $p/x && echo $p; done 2>/dev/null;"
+                        "head -c 9000000 /dev/zero >/data/y; stat -c %s /data/y; "
+                        "cp /bin/busybox /data/ls; /data/ls || echo refused", image=image)  # fmt: skip
+    assert said.split() == ["/data", "/tmp", "/kappa", str(4 * 1024 * 1024), "refused"]
+    assert (yard.directory().path / "x").exists()
+    assert podman.do("volume", "ls", "--quiet") == ""
+
+
+def test_nothing_of_the_workers_own_settings_gets_in(
+    yard: Yard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proxies = {"default": {"httpProxy": "http://me:secret@proxy"}}
+    (tmp_path / "config.json").write_text(json.dumps({"proxies": proxies}))
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
+    _, said = yard.tell("env")
+    assert {line.partition("=")[0] for line in said.splitlines()} == {
+        "HOME", "HOSTNAME", "KAPPA_DIR", "PATH", "PWD", "SHLVL", "TERM", "TMPDIR", "container",
+    }  # fmt: skip
 
 
 def test_it_is_nobody_and_can_do_nothing_special(yard: Yard) -> None:

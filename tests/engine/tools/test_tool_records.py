@@ -19,7 +19,7 @@ from kappa.engine.tools import ArtifactStore, Bench, Identity, ProcessRunner, To
 from kappa.engine.tools.client import INPUTS_LIMIT
 from tests.engine.site import seen
 from tests.engine.tools.conftest import GOOD, script
-from tests.engine.tools.shop import FIRST, FOLLOWER, HOUR, Place, adopt, gone, kill, shell, try_again, worker
+from tests.engine.tools.shop import FIRST, FOLLOWER, HOUR, Place, adopt, gone, shell, try_again, worker
 
 OK = """echo '{"contract_version": 1, "status": "succeeded"}' >result.json"""
 WAIT = "while [ ! -e go ]; do sleep 0.02; done;"
@@ -140,8 +140,8 @@ async def test_a_run_says_what_its_job_says_at_every_commit_of_a_wild_life(
                 await seen(
                     lambda: len(connection.execute("SELECT FROM commits WHERE status = 'running'").fetchall()) > 8
                 )
-                kill(killed)
-                told.process.send_signal(signal.SIGTERM)
+                killed.kill()
+                told.send_signal(signal.SIGTERM)
                 async with asyncio.timeout(60):
                     await upsetting
         ended = await toolbox.runs(limit=100)
@@ -353,7 +353,7 @@ async def test_who_adopts_a_run_goes_on_with_its_log_where_it_was(
         async with asyncio.timeout(30):
             while not await toolbox.logs(1):
                 await asyncio.sleep(0.01)
-        kill(killed)
+        killed.kill()
     at.go()
     await adopt(engine)
     assert [(p.position, p.content) for p in await toolbox.logs(1)] == [(0, b"before\n"), (7, b"after\n")]
@@ -427,7 +427,7 @@ async def test_sweeping_takes_only_what_no_job_asks_for(
             while (await toolbox.show(1)).finished_at is None:
                 await asyncio.sleep(0.01)
         assert bench.sweep() == [FIRST]
-        kill(killed)
+        killed.kill()
     await maintain(engine, later=HOUR, only=lambda name: name == "reaper")
     assert bench.sweep() == []  # an orphan is still asked for
     assert at.runner.find(Identity(2, 1)).running

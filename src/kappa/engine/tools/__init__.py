@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from kappa.engine.engine import Engine
-from kappa.engine.tools.client import KIND, ToolError, ToolLimits, ToolNotFound, Tools
+from kappa.engine.tools.client import CONTAINERS, KIND, ToolError, ToolLimits, ToolNotFound, Tools
 from kappa.engine.tools.collect import ArtifactStore, Stored
 from kappa.engine.tools.container_host import engine_url
 from kappa.engine.tools.contract import ContractBroken
@@ -21,6 +21,7 @@ from kappa.engine.tools.run import Exit, Found, Identity, Limits, Runner, Runner
 from kappa.engine.tools.store import LogPiece, Tool, ToolRun
 
 __all__ = [
+    "CONTAINERS",
     "KIND",
     "ArtifactStore",
     "Bench",

@@ -10,7 +10,7 @@ from pydantic_core import to_json
 
 from kappa.engine.async_client import AsyncClient
 from kappa.engine.errors import EngineError
-from kappa.engine.model import JobState
+from kappa.engine.model import JobState, Needs
 from kappa.engine.tools import store
 from kappa.engine.tools.collect import Stored
 from kappa.engine.tools.handler import ToolRunPayload
@@ -21,6 +21,8 @@ from kappa.pg.queries import Row
 T = TypeVar("T")
 
 KIND = "tool_run"
+CONTAINERS = "containers"
+"""What a remote worker must have, as a label, for a tool that names an image."""
 INPUTS_LIMIT = 64 * 1024 * 1024
 LONGEST = timedelta(days=7)
 NAME_LIMIT = 255
@@ -153,6 +155,7 @@ class Tools:
             job = await self._client.enqueue(
                 KIND, ToolRunPayload(run_id=run_id), priority=priority, timeout=tool.timeout,
                 max_attempts=max_attempts, submitted_by=requested_by, connection=connection,
+                needs=None if tool.image is None else Needs(labels=(CONTAINERS,)),
             )  # fmt: skip
             await run_async(connection, store.tie_run(run_id, job.id))
         return await self.show(run_id)

@@ -8,9 +8,11 @@ import hashlib
 import os
 import stat
 import time
-from contextlib import suppress
+from collections.abc import Generator
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO, NamedTuple
 
 from pydantic import ValidationError
 
@@ -57,30 +59,54 @@ class ArtifactStore:
 
     def take(self, source: int, size: int) -> str:
         """Store what is read from a file; gives its SHA-256. More or fewer bytes than it had at first are refused."""
+        with self.draft(size) as draft:
+            while piece := os.read(source, PIECE):
+                draft.write(piece)
+            return draft.keep()
+
+    @contextmanager
+    def draft(self, size: int) -> Generator["Draft"]:
+        """A file to write so many bytes to. It is nothing until it is kept."""
         drafts = self._root / "drafts"
         drafts.mkdir(parents=True, exist_ok=True, mode=0o700)
-        draft = drafts / os.urandom(16).hex()
-        digest, read = hashlib.sha256(), 0
-        try:
-            with draft.open("xb") as file:
-                while piece := os.read(source, PIECE):
-                    read += len(piece)
-                    if read > size:
-                        raise ContractBroken("an artifact grew while it was collected")
-                    digest.update(piece)
-                    file.write(piece)
-                if read < size:
-                    raise ContractBroken("an artifact shrank while it was collected")
-                file.flush()
-                os.fsync(file.fileno())
-            place = self.place(digest.hexdigest())
-            place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            draft.replace(place)
-            _sync_directory(place.parent)
-        except BaseException:
-            draft.unlink(missing_ok=True)
-            raise
-        return digest.hexdigest()
+        path = drafts / os.urandom(16).hex()
+        with path.open("xb") as file:
+            try:
+                yield Draft(self, path, file, size)
+            finally:
+                path.unlink(missing_ok=True)
+
+
+class Draft:
+    """An artifact that is being written."""
+
+    def __init__(self, store: ArtifactStore, path: Path, file: BinaryIO, size: int) -> None:
+        self._store = store
+        self._path = path
+        self._file = file
+        self._size = size
+        self._written = 0
+        self._digest = hashlib.sha256()
+
+    def write(self, piece: bytes) -> None:
+        self._written += len(piece)
+        if self._written > self._size:
+            raise ContractBroken("an artifact grew while it was collected")
+        self._digest.update(piece)
+        self._file.write(piece)
+
+    def keep(self) -> str:
+        """Durable and under its name, which is given."""
+        if self._written < self._size:
+            raise ContractBroken("an artifact shrank while it was collected")
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        sha256 = self._digest.hexdigest()
+        place = self._store.place(sha256)
+        place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._path.replace(place)
+        _sync_directory(place.parent)
+        return sha256
 
 
 def read_result(run: RunDirectory) -> bytes | None:
@@ -99,7 +125,21 @@ def read_progress(run: RunDirectory) -> Progress | None:
 
 def store_artifacts(run: RunDirectory, artifacts: list[Artifact], store: ArtifactStore, most: int) -> list[Stored]:
     """Every artifact that the result names, stored. They may have so many bytes together."""
-    stored: list[Stored] = []
+    with closing(each_artifact(run, artifacts, most)) as found:
+        return [Stored(one.path, one.media_type, one.size, store.take(one.number, one.size)) for one in found]
+
+
+class Opened(NamedTuple):
+    """An artifact in its run's directory, open for as long as it is looked at."""
+
+    path: str
+    media_type: str | None
+    size: int
+    number: int
+
+
+def each_artifact(run: RunDirectory, artifacts: list[Artifact], most: int) -> Generator[Opened]:
+    """One artifact after the other. They may have so many bytes together."""
     left = most
     for artifact in artifacts:
         parts = artifact_parts(artifact.path)
@@ -112,10 +152,9 @@ def store_artifacts(run: RunDirectory, artifacts: list[Artifact], store: Artifac
             if size > left:
                 raise ContractBroken(f"the artifacts are larger than {most // 1024 // 1024} MB together")
             left -= size
-            stored.append(Stored("/".join(parts), artifact.media_type, size, store.take(number, size)))
+            yield Opened("/".join(parts), artifact.media_type, size, number)
         finally:
             os.close(number)
-    return stored
 
 
 def _read(base: Path, name: str, limit: int) -> bytes | None:

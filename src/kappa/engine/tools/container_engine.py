@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from importlib import import_module
+from pathlib import PurePosixPath
 from typing import Any, BinaryIO
 
 from requests.exceptions import ReadTimeout, RequestException
@@ -130,7 +131,8 @@ class ContainerEngine:
             if as_self:
                 settings["UsernsMode"] = "keep-id"
             try:
-                client.create_container(image, name=name, host_config=settings, **facts)
+                # What the library would tell the tool of the worker's proxies may hold a password.
+                client.create_container(image, name=name, host_config=settings, use_config_proxy=False, **facts)
             except _errors.NotFound:
                 raise ImageMissing(image) from None
             except _errors.APIError as error:
@@ -140,6 +142,17 @@ class ContainerEngine:
                 if error.status_code == 400:
                     raise Refused(_said(error)) from None
                 raise
+
+    def volumes(self, image: str) -> list[str]:
+        """Where an image asks for directories of its own on the host's disk."""
+        with self._answers() as client:
+            try:
+                seen: Any = client.inspect_image(image)
+            except _errors.NotFound:
+                raise ImageMissing(image) from None
+        facts: Any = seen.get("Config") or {}
+        named: Any = facts.get("Volumes") or {}
+        return sorted({str(PurePosixPath(path)) for path in named})
 
     def start(self, name: str) -> None:
         with self._answers() as client:

@@ -42,7 +42,7 @@ from kappa.engine.tools.run import (
     uid_of,
     write_whole,
 )
-from kappa.engine.tools.supervisor import bytes_below
+from kappa.engine.tools.supervisor import takes_more
 
 INSIDE = "/kappa"
 """Where a tool sees its directory."""
@@ -228,7 +228,7 @@ class ContainerRunner:
         if now >= watch.measure_at:
             watch.measure_at = now + MEASURE_EVERY
             most = int(seen.labels["kappa.output_mb"])
-            if bytes_below(run.path) > most * MEGABYTE:
+            if takes_more(run.path, most * MEGABYTE):
                 self._end(run, Exit(over_limit=f"it wrote more than {most} MB"))
                 return True
         return False
@@ -305,6 +305,7 @@ class ContainerRunner:
             for path in (run.path, run.output, run.input, *run.input.iterdir(), run.request):
                 os.chown(path, uid, gid, follow_symlinks=False)
         limits = spec.limits
+        scratch = f"rw,noexec,nosuid,nodev,size={limits.tmp_mb}m,mode=1777"
         host: dict[str, Any] = {
             "network_mode": "none",
             "read_only": True,
@@ -312,7 +313,9 @@ class ContainerRunner:
             "security_opt": ["no-new-privileges"],
             "binds": [f"{run.path}:{INSIDE}:rw,Z"],
             "tmpfs": {
-                "/tmp": f"rw,noexec,nosuid,nodev,size={limits.tmp_mb}m,mode=1777",  # noqa: S108
+                # On the disk, where the engine would make them, nobody limits what is written to an image's volumes.
+                **{path: scratch for path in self._engine.volumes(spec.image) if path != INSIDE},
+                "/tmp": scratch,  # noqa: S108
                 # Podman makes these writable where the root is not, executable and without a limit.
                 **({"/run": NOTHING, "/var/tmp": NOTHING} if traits.podman else {}),  # noqa: S108
             },

@@ -7,8 +7,9 @@ from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import fields
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import psycopg
 from pydantic import BaseModel
@@ -38,6 +39,7 @@ from kappa.pg import Bounds, Database, PgError, Pool
 from kappa.pg.ops import Op, run
 
 T = TypeVar("T")
+Kept_co = TypeVar("Kept_co", covariant=True)
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +79,8 @@ class Bench:
         if begun is None:
             raise JobFailed(f"there is no tool run {payload.run_id} of this job: ask for a new one", retry=False)
         directory = RunDirectory(self._root, Identity(ctx.job_id, ctx.attempt))
-        return Attempt(self, ctx, begun, self._runner(begun), directory).run(self._artifacts)
+        records = DatabaseRecords(self, ctx, begun, self._artifacts)
+        return Attempt(records, ctx, begun, runner_of(self._runners, begun), directory).run()
 
     @contextmanager
     def sweeping(self, every: float = SWEEP_EVERY) -> Generator[None]:
@@ -125,12 +128,6 @@ class Bench:
             discard(directory.private)
         return gone
 
-    def _runner(self, begun: Begun) -> Runner:
-        name = "process" if begun.image is None else "container"
-        if name not in self._runners:
-            raise JobFailed(f"no {name} runner is set up here, and the tool {begun.tool!r} needs one", retry=False)
-        return self._runners[name]
-
     def do(self, op: Op[T]) -> T:
         if not self._opened:
             self._pool.open()
@@ -139,11 +136,71 @@ class Bench:
             return run(connection, op)
 
 
-class Attempt:
+def runner_of(runners: Mapping[str, Runner], begun: Begun) -> Runner:
+    name = "process" if begun.image is None else "container"
+    if name not in runners:
+        raise JobFailed(f"no {name} runner is set up here, and the tool {begun.tool!r} needs one", retry=False)
+    return runners[name]
+
+
+class Records(Protocol[Kept_co]):
+    """Where a run's inputs come from and what keeps the rest: a database, or a server that has one."""
+
+    def put_inputs(self, into: Path) -> list[str]:
+        """The input files, into a directory; gives their names."""
+        ...
+
+    def log_length(self, stream: str) -> int: ...
+
+    def put_log(self, stream: str, at: int, piece: bytes) -> None: ...
+
+    def note_exit(self, code: int | None) -> None: ...
+
+    def keep(self, directory: RunDirectory, result: contract.Result, code: int | None, most: int) -> Kept_co:
+        """The outputs and the artifacts, of which there may be so many bytes."""
+        ...
+
+
+class DatabaseRecords:
+    """The records of a run that is done beside its database."""
+
+    def __init__(self, bench: Bench, ctx: JobContext, begun: Begun, artifacts: ArtifactStore) -> None:
+        self._do = bench.do
+        self._ctx = ctx
+        self._run_id = begun.run_id
+        self._artifacts = artifacts
+
+    def put_inputs(self, into: Path) -> list[str]:
+        inputs = self._do(store.read_inputs(self._run_id))
+        for name, content in inputs.items():
+            write_whole(into / name, content)
+        return sorted(inputs)
+
+    def log_length(self, stream: str) -> int:
+        return self._do(store.log_length(self._run_id, self._ctx.attempt, stream))
+
+    def put_log(self, stream: str, at: int, piece: bytes) -> None:
+        self._do(store.put_log(self._run_id, self._ctx.attempt, stream, at, piece, *self._ctx.held))
+
+    def note_exit(self, code: int | None) -> None:
+        self._do(store.note_exit(self._run_id, code, *self._ctx.held))
+
+    def keep(self, directory: RunDirectory, result: contract.Result, code: int | None, most: int) -> ToolRunResult:
+        stored = collect.store_artifacts(directory, result.artifacts, self._artifacts, most)
+        with self._ctx.transaction() as connection:
+            for artifact in stored:
+                run(connection, store.put_artifact(self._run_id, artifact))
+            run(connection, store.put_outputs(self._run_id, to_json(result.outputs).decode(), code))
+        return ToolRunResult(run_id=self._run_id, artifacts=len(stored))
+
+
+class Attempt(Generic[Kept_co]):
     """One attempt of one run, from this worker's side."""
 
-    def __init__(self, bench: Bench, ctx: JobContext, begun: Begun, runner: Runner, directory: RunDirectory) -> None:
-        self._bench = bench
+    def __init__(
+        self, records: Records[Kept_co], ctx: JobContext, begun: Begun, runner: Runner, directory: RunDirectory
+    ) -> None:
+        self._records = records
         self._ctx = ctx
         self._begun = begun
         self._runner = runner
@@ -152,7 +209,7 @@ class Attempt:
         self._limits = Limits(**{f.name: begun.limits[f.name] for f in fields(Limits) if f.name in begun.limits})
         self._said: dict[str, int] | None = None
 
-    def run(self, artifacts: ArtifactStore) -> ToolRunResult | Snooze:
+    def run(self) -> Kept_co | Snooze:
         if self._ctx.adopted:
             if self._patiently(lambda: self._runner.find(self._identity)).lost:
                 # What a supervisor left behind, and one that is late: it must not begin when nobody waits for it.
@@ -171,17 +228,10 @@ class Attempt:
                 return Snooze(TRY_AGAIN)
         ended = self._follow()
         self._copy_logs()
-        self._write(store.note_exit(self._begun.run_id, ended.code, *self._ctx.held))
+        self._patiently(lambda: self._records.note_exit(ended.code))
         refuse(ended)
         result = self._result(ended)
-        stored = collect.store_artifacts(
-            self._directory, result.artifacts, artifacts, self._limits.output_mb * MEGABYTE
-        )
-        with self._ctx.transaction() as connection:
-            for artifact in stored:
-                run(connection, store.put_artifact(self._begun.run_id, artifact))
-            run(connection, store.put_outputs(self._begun.run_id, to_json(result.outputs).decode(), ended.code))
-        return ToolRunResult(run_id=self._begun.run_id, artifacts=len(stored))
+        return self._records.keep(self._directory, result, ended.code, self._limits.output_mb * MEGABYTE)
 
     def _follow(self) -> Exit:
         """Until it has ended. Who cancels it ends it; who only lost the lease leaves it to the next owner."""
@@ -211,9 +261,6 @@ class Attempt:
                 log.warning("tool run %d can't be followed now: %s", self._begun.run_id, error)
                 time.sleep(LOOK_EVERY)
 
-    def _write(self, op: Op[T]) -> T:
-        return self._patiently(lambda: self._bench.do(op))
-
     def _result(self, ended: Exit) -> contract.Result:
         try:
             result = contract.read_result(collect.read_result(self._directory))
@@ -235,9 +282,7 @@ class Attempt:
         discard(directory.private)
         for path in (directory.private, directory.path, directory.input, directory.output):
             path.mkdir(parents=True, mode=0o700)
-        inputs = self._bench.do(store.read_inputs(self._begun.run_id))
-        for name, content in inputs.items():
-            write_whole(directory.input / name, content)
+        inputs = self._records.put_inputs(directory.input)
         request = contract.Request(
             run_id=self._begun.run_id,
             job_id=self._identity.job_id,
@@ -245,7 +290,7 @@ class Attempt:
             tool=self._begun.tool,
             version=self._begun.version,
             inputs=self._begun.inputs,
-            input_files=sorted(inputs),
+            input_files=inputs,
             timeout_seconds=self._begun.timeout,
         )
         write_whole(directory.request, request.model_dump_json(indent=2).encode())
@@ -260,17 +305,15 @@ class Attempt:
         )
 
     def _copy_logs(self) -> None:
-        """What the run said since the last time, into the database."""
-        identity = (self._begun.run_id, self._identity.attempt)
+        """What the run said since the last time, into the records."""
         if self._said is None:
-            self._said = {stream: self._write(store.log_length(*identity, stream)) for stream in STREAMS}
-        for stream in STREAMS:
+            self._said = self._patiently(lambda: {stream: self._records.log_length(stream) for stream in STREAMS})
+        for stream, at in self._said.items():
             with suppress(FileNotFoundError), self._directory.log(stream).open("rb") as file:
-                file.seek(self._said[stream])
-                piece = file.read(contract.LOG_LIMIT - self._said[stream])
-                if piece:
-                    self._write(store.put_log(*identity, stream, self._said[stream], piece, *self._ctx.held))
-                    self._said[stream] += len(piece)
+                file.seek(at)
+                if piece := file.read(contract.LOG_LIMIT - at):
+                    self._patiently(partial(self._records.put_log, stream, at, piece))
+                    self._said[stream] = at + len(piece)
 
     def _tell_progress(self) -> None:
         told = collect.read_progress(self._directory)

@@ -25,6 +25,7 @@ LOOK_EVERY = 0.2
 LOCK_WITHIN = 2.0
 MEASURE_EVERY = 1.0
 PIECE = 65536
+BLOCK = 4096
 MARK = "KAPPA_RUN"
 """In the environment of everything that the tool starts."""
 
@@ -166,7 +167,7 @@ class Run:
                 return "time"
             if time.monotonic() >= measure_at:
                 measure_at = time.monotonic() + MEASURE_EVERY
-                if bytes_below(self._output) > self._limits["output_mb"] * 1024 * 1024:
+                if takes_more(self._output, self._limits["output_mb"] * 1024 * 1024):
                     return f"it wrote more than {self._limits['output_mb']} MB"
 
     def _drain_all(self, child: "subprocess.Popen[bytes]") -> None:
@@ -228,21 +229,93 @@ def reap(but_not: int) -> None:
                 continue
 
 
-def bytes_below(directory: Path) -> int:
-    """What the files below a directory take, links not followed."""
-    total, places = 0, [os.fspath(directory)]
-    while places:  # not by recursion: a tool may go as deep as it likes
+def takes_more(directory: Path, most: int) -> bool:
+    """Whether what is below a directory takes more bytes than this, links not followed.
+
+    A tool may go deeper than paths or descriptors reach, so only one directory is open at a time; and what is empty
+    counts as a block, so that no tree is endless.
+    """
+    total = 0
+    descent = Descent(directory)
+    try:
+        while descent.here is not None:
+            below: list[str] = []
+            try:
+                with os.scandir(descent.here) as entries:
+                    for entry in entries:
+                        found = entry.stat(follow_symlinks=False)
+                        total += max(found.st_blocks * 512, BLOCK)
+                        if total > most:
+                            return True
+                        if stat.S_ISDIR(found.st_mode):
+                            below.append(entry.name)
+            except OSError:
+                pass  # it changes while it is looked at
+            descent.go_on(below)
+    finally:
+        descent.close()
+    return False
+
+
+class Descent:
+    """Through all directories below one, each entered from its parent, and left to it."""
+
+    def __init__(self, top: Path) -> None:
+        self._top = top
+        self._names: list[str] = []
+        self._left: list[list[str]] = []
+        """On each level, which directories haven't been entered."""
+        self._inodes: list[int] = []
+        self.here: int | None = None
+        self._move(os.fspath(top))
+
+    def close(self) -> None:
+        if self.here is not None:
+            os.close(self.here)
+            self.here = None
+
+    def go_on(self, below: list[str]) -> None:
+        """To the next directory, if there is one; these are in the present one."""
+        self._left.append(below)
+        self._inodes.append(self._inode())
+        while self._left:
+            if not self._left[-1]:
+                self._rise()
+            elif self._move(name := self._left[-1].pop()):
+                self._names.append(name)
+                return
+        self.close()
+
+    def _rise(self) -> None:
+        self._left.pop()
+        self._inodes.pop()
+        if not self._left:
+            return
+        self._names.pop()
+        if self._move("..") and self._inode() == self._inodes[-1]:
+            return
+        # It was moved or removed while it was looked at: back from the top, as far as the way still exists.
+        self.close()
+        if not self._move(os.fspath(self._top)):
+            self._left.clear()
+            return
+        for depth, name in enumerate(self._names):
+            if not self._move(name):
+                del self._names[depth:], self._left[depth + 1 :], self._inodes[depth + 1 :]
+                break
+
+    def _inode(self) -> int:
+        assert self.here is not None
+        return os.fstat(self.here).st_ino
+
+    def _move(self, place: str) -> bool:
         try:
-            with os.scandir(places.pop()) as entries:
-                for entry in entries:
-                    found = entry.stat(follow_symlinks=False)
-                    if stat.S_ISREG(found.st_mode):
-                        total += found.st_blocks * 512
-                    elif stat.S_ISDIR(found.st_mode):
-                        places.append(entry.path)
+            there = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=self.here)
         except OSError:
-            continue
-    return total
+            return False
+        self.close()
+        self.here = there
+        return True
 
 
 if __name__ == "__main__":

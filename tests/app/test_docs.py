@@ -46,7 +46,7 @@ def script(document: str) -> tuple[str, list[tuple[str, int]]]:
     return "\n".join(said), wanted
 
 
-@pytest.mark.parametrize("document", ["docs/api.md"])
+@pytest.mark.parametrize("document", ["docs/api.md", "docs/fleet.md"])
 def test_every_curl_line_answers_as_it_says(document: str, up: Up) -> None:
     require_program("curl")
     program, wanted = script(document)

@@ -22,6 +22,7 @@ from kappa.app.answered import METHODS, Answered
 from kappa.app.counts import JOB_SECONDS, Counts, EngineCounts, SharedCounts
 from kappa.app.usecases.workers import LaneNow
 from kappa.engine import JobState
+from kappa.engine.fleet.asgi import FleetApp
 from kappa.engine.signals import Signals
 from kappa.pg import PoolUse
 
@@ -93,6 +94,7 @@ class Now:
 
     lanes: Sequence[LaneNow] | None
     """None if the database did not say."""
+    fleet_workers: int | None
     pools: Sequence[PoolUse]
     requests: int
     threads: tuple[float, float]
@@ -128,6 +130,8 @@ def _instant(now: Now) -> Iterable[Metric]:
         made.gauge("kappa_lane_slots_used", "Jobs that run, in the whole cluster.", one.slots_used, lane=lane)
         made.gauge("kappa_lane_slots_max", "Jobs that may run, in the whole cluster.", one.lane.max_slots, lane=lane)
         made.gauge("kappa_lane_enabled", "0 while the lane is drained.", int(one.lane.enabled), lane=lane)
+    if now.fleet_workers is not None:
+        made.gauge("kappa_fleet_workers", "Remote workers that gave a sign of life lately.", now.fleet_workers)
     made.gauge("kappa_http_requests_in_flight", "Requests under way, but for health and metrics.", now.requests)
     made.gauge("kappa_http_threads_in_use", "Threads that do blocking work of the API.", now.threads[0])
     made.gauge("kappa_http_threads_max", "Threads that may do so.", now.threads[1])
@@ -144,6 +148,20 @@ def _pools(pools: Iterable[PoolUse]) -> Iterable[Metric]:
         made.gauge("kappa_pool_waiting", "Callers that wait for a connection now.", pool.waiting, pool=name)
         made.counter("kappa_pool_waits", "Callers that had to wait for a connection.", pool.waits, pool=name)
         made.counter("kappa_pool_wait_seconds", "Seconds that they waited together.", pool.waited, pool=name)
+    return made.all.values()
+
+
+def _fleet(fleet: FleetApp | None) -> Iterable[Metric]:
+    made = _Families()
+    if fleet is None:
+        return ()
+    room, groups = fleet.fleet.room, fleet.fleet.groups
+    made.gauge("kappa_fleet_waiting", "Requests for tasks that wait for one.", room.waiting)
+    for (call, answer), count in list(fleet.answers.items()):
+        made.counter("kappa_fleet_calls", "Calls of remote workers.", count, call=call, answer=answer)
+    for group in groups:
+        made.counter("kappa_fleet_written", "Calls that were written.", group.calls, sort=group.name)
+        made.counter("kappa_fleet_statements", "Statements that wrote them.", group.statements, sort=group.name)
     return made.all.values()
 
 
@@ -168,6 +186,8 @@ class Metrics:
         ProcessCollector(registry=self._registry)
         self._engine = EngineCounts()
         self._counts: Callable[[], Counts] = self._engine.now
+        self._of_fleet = EngineCounts()
+        self._fleet: FleetApp | None = None
         self._worker_pools: Callable[[], Sequence[PoolUse]] = lambda: ()
         # Not the tokens of the API's threads: whoever looks why those are all taken must get an answer.
         self._turn = CapacityLimiter(1)
@@ -181,6 +201,11 @@ class Metrics:
         """The lanes run in processes of their own, and count there."""
         self._counts = SharedCounts(directory).now
 
+    def show_fleet(self, fleet: FleetApp) -> None:
+        """What the fleet does through this server."""
+        self._fleet = fleet
+        fleet.fleet.signals.subscribe(self._of_fleet.hear)
+
     def show_pools(self, pools: Callable[[], Sequence[PoolUse]]) -> None:
         """The pools of a worker in this process, beside those of the API."""
         self._worker_pools = pools
@@ -189,10 +214,13 @@ class Metrics:
         return await run_sync(self._render, now, limiter=self._turn)
 
     def _render(self, now: Now) -> bytes:
-        counts = self._counts()
+        counts = Counts()
+        counts.add(self._counts())
+        counts.add(self._of_fleet.now())
         workers = _together([*self._worker_pools(), *counts.pools])
         page = CollectorRegistry()
-        page.register(_Page(_counted(counts), _instant(now), _pools([*now.pools, *workers]), self._registry.collect()))
+        instant = (_instant(now), _pools([*now.pools, *workers]), _fleet(self._fleet))
+        page.register(_Page(_counted(counts), *instant, self._registry.collect()))
         return generate_latest(page)
 
 

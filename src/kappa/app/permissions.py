@@ -20,6 +20,8 @@ class Permission(StrEnum):
     TOOLS_VIEW = "tools:view"
     TOOLS_RUN = "tools:run"
     TOOLS_MANAGE = "tools:manage"
+    FLEET_WORK = "fleet:work"
+    FLEET_VIEW = "fleet:view"
 
 
 MEANING: dict[Permission, str] = {
@@ -39,6 +41,8 @@ MEANING: dict[Permission, str] = {
     Permission.TOOLS_VIEW: "see tools and their runs, logs and artifacts",
     Permission.TOOLS_RUN: "run tools, and cancel one's own runs",
     Permission.TOOLS_MANAGE: "register tools, which says what runs on the server",
+    Permission.FLEET_WORK: "do the jobs of fleet lanes as a remote worker",
+    Permission.FLEET_VIEW: "see the fleet's workers",
 }
 
 _READ_ONLY = frozenset({Permission.ACCOUNT_USE, Permission.JOBS_VIEW, Permission.TOOLS_VIEW})

@@ -7,6 +7,7 @@ server drains.
 import asyncio
 import logging
 import os
+import resource
 import signal
 import socket
 import threading
@@ -80,6 +81,7 @@ def up(
     log_lines = logs.writing(settings.log_format, settings.log_level)
     with log_lines, wiring.open_database(settings, "kg up", say) as database:
         database.check_capacity()
+        _open_files()
         engine = wiring.build_engine(settings, database)
         wiring.install(engine)
         if not settings.queue_enabled:
@@ -97,6 +99,13 @@ def up(
                 runner.run(_only_lanes(settings, options, engine))
 
 
+def _open_files() -> None:
+    """As many as this process may have: each remote worker is one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
 @contextmanager
 def listener(host: str, port: int, *, any_port: bool) -> Generator[socket.socket]:
     """A listening socket. A port that nobody asked for by name may be another one if it is taken."""
@@ -108,7 +117,7 @@ def listener(host: str, port: int, *, any_port: bool) -> Generator[socket.socket
         try:
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listening.bind((host, number))
-            listening.listen(2048)
+            listening.listen(4096)
         except (OSError, OverflowError) as refused:
             listening.close()
             error = refused if isinstance(refused, OSError) else OSError(str(refused))
@@ -162,6 +171,7 @@ class Server:
                 await asyncio.wait([serving, working, stopping], return_when=asyncio.FIRST_COMPLETED)
                 stopping.cancel()
                 self.guard.drain()
+                services.fleet.fleet.drain()
             lanes.stop()
             await asyncio.wait([working], timeout=self._settings.grace + 15)
             await self._requests_end()
@@ -221,7 +231,7 @@ def _uvicorn_config(app: Callable[..., Awaitable[None]]) -> uvicorn.Config:
         access_log=False,
         server_header=False,
         proxy_headers=False,  # whoever connects could claim any address
-        timeout_keep_alive=30,
+        timeout_keep_alive=75,  # longer than a worker is silent between two beats
         timeout_graceful_shutdown=int(LAST_WORDS),
     )
 

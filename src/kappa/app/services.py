@@ -4,21 +4,30 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from importlib.metadata import version
+
+from anyio.to_thread import run_sync
 
 from kappa.app import tracing
 from kappa.app.answered import Observer
 from kappa.app.metrics import Metrics
 from kappa.app.settings import Settings
 from kappa.app.usecases.credentials import Credentials
+from kappa.app.usecases.fleet import FleetWorkers
 from kappa.app.usecases.jobs import Jobs
+from kappa.app.usecases.passes import Passes
 from kappa.app.usecases.passwords import Passwords
 from kappa.app.usecases.people import People
 from kappa.app.usecases.tools import ToolRuns
 from kappa.app.usecases.watching import Watchtower
 from kappa.app.usecases.workers import Workers
 from kappa.engine import AsyncClient, Engine
+from kappa.engine.fleet.asgi import FleetApp
+from kappa.engine.fleet.dispatch import Fleet
+from kappa.engine.fleet.transfers import Transfers
+from kappa.engine.signals import Signals
 from kappa.engine.tools import ArtifactStore, artifacts_of
-from kappa.pg import AsyncPool, Bounds
+from kappa.pg import AsyncPool, Bounds, PoolUse
 
 API_SHARE = 3
 """Of the pool `queue`: what the API takes. The rest is the worker's."""
@@ -37,9 +46,15 @@ class Services:
     workers: Workers
     watchtower: Watchtower
     tool_runs: ToolRuns
+    fleet: FleetApp
+    fleet_workers: FleetWorkers
     metrics: Metrics
     observers: tuple[Observer, ...]
     """Who is told of every request when it is over."""
+
+    def pools(self) -> tuple[PoolUse, ...]:
+        """The pools of the API as they are now."""
+        return (self.client.pool_use(), self.auth.use(), self.fleet.fleet.pool.use())
 
 
 @asynccontextmanager
@@ -48,13 +63,27 @@ async def open_services(settings: Settings, engine: Engine) -> AsyncGenerator[Se
     queue = Bounds(1, min(API_SHARE, settings.pool_queue), settings.pool_wait)
     auth = AsyncPool(database.url, "auth", bounds, behind_pooler=database.behind_pooler)
     spans = tracing.opened(settings.otel_endpoint, engine.signals)
-    async with auth, engine.async_client(bounds=queue) as client, spans as traced:
+    # Signals of its own: those of the lanes come from another thread.
+    fleet = Fleet(database, Signals(), bounds=settings.bounds["fleet"], gate=settings.task_semaphore_size)
+    passes = Passes(auth, database)
+    async with (
+        auth,
+        engine.async_client(bounds=queue) as client,
+        spans as traced,
+        passes.opened() as doorman,
+        fleet.opened(),
+    ):
         passwords = Passwords()
         people = People(auth, passwords)
         await people.install_roles()
         watchtower = Watchtower(client)
         metrics = Metrics()
         stop = metrics.listen(engine.signals)
+        artifacts = ArtifactStore(artifacts_of(settings.home))
+        fleet_app = FleetApp(
+            fleet, Transfers(fleet, artifacts, run_sync), doorman, server=version("kappa"), max_body=settings.max_body
+        )
+        metrics.show_fleet(fleet_app)
         try:
             yield Services(
                 settings=settings,
@@ -69,9 +98,11 @@ async def open_services(settings: Settings, engine: Engine) -> AsyncGenerator[Se
                     client,
                     engine,
                     watchtower,
-                    ArtifactStore(artifacts_of(settings.home)),
+                    artifacts,
                     at_once=None if settings.queue_enabled else settings.runner_max_concurrency,
                 ),
+                fleet=fleet_app,
+                fleet_workers=FleetWorkers(fleet),
                 metrics=metrics,
                 observers=(metrics.answered,) if traced is None else (metrics.answered, traced.answered),
             )

@@ -53,6 +53,7 @@ class Settings(BaseSettings):
     pool_queue: int = Field(default=10, ge=1, description="Connections that the pool `queue` may open")
     pool_graph: int = Field(default=20, ge=1, description="Connections that the pool `graph` may open")
     pool_auth: int = Field(default=5, ge=1, description="Connections that the pool `auth` may open")
+    pool_fleet: int = Field(default=5, ge=5, description="Connections that the pool `fleet` may open")
     pool_wait: float = Field(default=10.0, gt=0, description="Seconds that a caller waits for a connection")
 
     host: str = Field(default="127.0.0.1", description="The address that `kg up` listens on")
@@ -61,6 +62,9 @@ class Settings(BaseSettings):
     session_hours: float = Field(default=12, gt=0, le=24 * 365, description="How long a sign-in lasts")
     threadpool_tokens: int = Field(
         default=200, ge=1, description="`THREADPOOL_TOKENS`: blocking calls of the server at once"
+    )
+    task_semaphore_size: int = Field(
+        default=5, ge=1, description="`TASK_SEMAPHORE_SIZE`: claims' worth of `request_task` that are served at once"
     )
     grace: float = Field(default=30, ge=0, description="Seconds that running jobs and requests get when a server stops")
     log_format: LogFormat = Field(default=LogFormat.TEXT, description="How the lines of the log look: `text` or `json`")
@@ -86,7 +90,7 @@ class Settings(BaseSettings):
 
     @property
     def bounds(self) -> dict[str, Bounds]:
-        sizes = {"queue": self.pool_queue, "graph": self.pool_graph, "auth": self.pool_auth}
+        sizes = {"queue": self.pool_queue, "graph": self.pool_graph, "auth": self.pool_auth, "fleet": self.pool_fleet}
         return {name: Bounds(1, size, self.pool_wait) for name, size in sizes.items()}
 
 

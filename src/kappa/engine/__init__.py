@@ -31,7 +31,19 @@ from kappa.engine.errors import (
     ScheduleError,
     UnknownKind,
 )
-from kappa.engine.model import Cancel, Enqueued, Executor, Job, JobState, Lane, Retry, Schedule, Snooze, WorkerSeen
+from kappa.engine.model import (
+    Cancel,
+    Enqueued,
+    Executor,
+    Job,
+    JobState,
+    Lane,
+    Needs,
+    Retry,
+    Schedule,
+    Snooze,
+    WorkerSeen,
+)
 from kappa.engine.worker import Worker, run_until_signal
 
 __all__ = [
@@ -56,6 +68,7 @@ __all__ = [
     "Lane",
     "LaneError",
     "LeaseLost",
+    "Needs",
     "Retry",
     "Schedule",
     "ScheduleError",

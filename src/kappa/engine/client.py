@@ -11,7 +11,7 @@ import psycopg
 from psycopg import Connection
 
 from kappa.engine.errors import BadPayload, EngineError, IllegalTransition, JobNotFound, LaneError, UnknownKind
-from kappa.engine.model import Enqueued, Job, JobState, Lane, Schedule, WorkerSeen
+from kappa.engine.model import Enqueued, Job, JobState, Lane, Needs, Schedule, WorkerSeen
 from kappa.engine.registry import Registry
 from kappa.engine.schedule import first_fault, interval
 from kappa.engine.store import copy_rows, jobs, lanes, maintenance
@@ -68,32 +68,43 @@ class Client:
         auto_approve: str | None = None,
         submitted_by: str | None = None,
         retry_of: int | None = None,
+        needs: Needs | None = None,
         connection: Connection[Row] | None = None,
     ) -> Enqueued:
         """Put one job in. With a `dedup_key` that a live job has, that job is given back as `existing`.
 
         A kind that asks for approval waits for it, unless `auto_approve` says who approved beforehand or `submitted_by`
-        is among those whose jobs need none.
+        is among those whose jobs need none. `needs` says which remote workers can do it, in a fleet lane.
         """
+        _check_needs(needs)
         new = self._new_job(
             kind, payload, priority, dedup_key, timeout, max_attempts, auto_approve, submitted_by, retry_of,
             # In the caller's transaction the commit may come much later: what slept then is unknown now.
-            always_notify=connection is not None,
+            always_notify=connection is not None or needs is not None,
         )  # fmt: skip
         if at is not None or delay is not None:
             _set_time(new, at, delay)
         with self._session(connection) as session:
-            for _ in range(5):
-                made = run(session, jobs.enqueue(new))
-                if made is not None:
-                    return Enqueued(made, created=True)
-                if dedup_key is not None:
-                    found = run(session, jobs.enqueued_before(new))
-                    if found is not None:
-                        return Enqueued(found, created=False)
-                if run(session, jobs.lane_of_kind(kind)) is None:
-                    raise UnknownKind(f"kind {kind!r} is in no lane: add it to one before you enqueue it")
-            raise EngineError(f"a job with dedup_key {dedup_key!r} came and went while this one was enqueued")
+            if needs is None:
+                return self._put_in(session, new)
+            with session.transaction():
+                done = self._put_in(session, new)
+                if done.created:
+                    run(session, jobs.need(done.id, needs))
+                return done
+
+    def _put_in(self, session: Connection[Row], new: NewJob) -> Enqueued:
+        for _ in range(5):
+            made = run(session, jobs.enqueue(new))
+            if made is not None:
+                return Enqueued(made, created=True)
+            if new.dedup_key is not None:
+                found = run(session, jobs.enqueued_before(new))
+                if found is not None:
+                    return Enqueued(found, created=False)
+            if run(session, jobs.lane_of_kind(new.kind)) is None:
+                raise UnknownKind(f"kind {new.kind!r} is in no lane: add it to one before you enqueue it")
+        raise EngineError(f"a job with dedup_key {new.dedup_key!r} came and went while this one was enqueued")
 
     def enqueue_many(
         self,
@@ -190,12 +201,14 @@ class Client:
             job = self._find(session, job_id)
             if not job.state.terminal:
                 raise IllegalTransition(job_id, job.state, "queued again before it ended")
-            return self.enqueue(
+            done = self.enqueue(
                 job.kind, job.payload, priority=job.priority, timeout=job.timeout,
                 max_attempts=max(job.max_attempts, 1), auto_approve=job.approved_by if approved else None,
                 submitted_by=job.submitted_by,
                 retry_of=job_id, connection=session,
             )  # fmt: skip
+            run(session, jobs.need_the_same(done.id, job_id))
+            return done
 
     def prioritise(self, job_id: int, priority: int, *, connection: Connection[Row] | None = None) -> None:
         """Change the priority of a job that doesn't run yet."""
@@ -379,6 +392,15 @@ class Client:
     def _refuse(self, session: Connection[Row], job_id: int, wanted: str) -> None:
         job = self._find(session, job_id)
         raise IllegalTransition(job_id, job.state, wanted)
+
+
+def _check_needs(needs: Needs | None) -> None:
+    if needs is None:
+        return
+    if not 0 <= needs.cores < float("inf") or not 0 <= needs.memory_mb < 2**31:
+        raise BadPayload(f"a job needs so many cores and megabytes, not {needs.cores!r} and {needs.memory_mb!r}")
+    if "" in needs.labels or any("\0" in label for label in needs.labels):
+        raise BadPayload("a label that a job needs is a word")
 
 
 def _check_priority(priority: int) -> None:

@@ -100,7 +100,8 @@ class LaneRunner:
 
     def follow(self, lane: Lane) -> None:
         """The lane's row as it is now."""
-        grew = lane.max_slots > self.lane.max_slots or (lane.enabled and not self.lane.enabled)
+        back = self.lane.executor is Executor.FLEET and lane.executor is not Executor.FLEET
+        grew = back or lane.max_slots > self.lane.max_slots or (lane.enabled and not self.lane.enabled)
         self.lane = lane
         if grew:
             self.wake()
@@ -137,6 +138,8 @@ class LaneRunner:
     def room(self) -> int:
         """How many more jobs can run here. A parent that waits for its children takes no room."""
         limit = self.lane.max_slots
+        if self.lane.executor is Executor.FLEET:  # since an edit: remote workers do what is left
+            return 0
         if self.lane.executor is Executor.PROCESS:
             limit = min(limit, self._config.processes)
         busy = len(self._taken)

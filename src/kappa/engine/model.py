@@ -116,6 +116,15 @@ class WorkerSeen:
 
 
 @dataclass(frozen=True, slots=True)
+class Needs:
+    """What a job needs of the remote worker that does it. Only fleet lanes look at it."""
+
+    cores: float = 0
+    memory_mb: int = 0
+    labels: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Enqueued:
     """What became of an enqueue: a new job, or the live one with the same `dedup_key`."""
 

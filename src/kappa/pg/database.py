@@ -24,6 +24,7 @@ DEFAULT_BOUNDS: Mapping[str, Bounds] = {
     "queue": Bounds(1, 10),
     "graph": Bounds(1, 20),
     "auth": Bounds(1, 5),
+    "fleet": Bounds(1, 5),
 }
 
 

@@ -7,7 +7,7 @@ whatever happened before it may have been missed, and the caller looks at the ta
 import asyncio
 import logging
 import random
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 
 import psycopg
@@ -34,11 +34,14 @@ class Listening:
     """The connection stands from now on; what came before may have been missed."""
 
 
-async def listen(url: str, channels: Sequence[str]) -> AsyncGenerator[Notification | Listening]:
+async def listen(
+    url: str, channels: Sequence[str], *, lost: Callable[[], None] = lambda: None
+) -> AsyncGenerator[Notification | Listening]:
     """Events of the channels, for ever, across lost connections.
 
     The URL must lead to the server itself: a pooler in transaction mode loses notifications. Close the
-    iterator (or cancel the task that reads it) to close the connection.
+    iterator (or cancel the task that reads it) to close the connection. `lost` is called when it is lost: nothing is
+    heard from then on until the next `Listening`.
     """
     retry = FIRST_RETRY
     while True:
@@ -56,6 +59,7 @@ async def listen(url: str, channels: Sequence[str]) -> AsyncGenerator[Notificati
                         yield Notification(notify.channel, notify.payload)
                     await connection.execute(b"")
         except psycopg.OperationalError as error:
+            lost()
             log.warning("listener lost its connection, next try in %.1f s: %s", retry, _one_line(error))
             await asyncio.sleep(retry * random.uniform(0.8, 1.2))  # noqa: S311
             retry = min(retry * 2, LAST_RETRY)

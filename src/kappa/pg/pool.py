@@ -360,8 +360,13 @@ class AsyncPool:
         return spare
 
     async def _fetch(self, wait: float, who: str) -> AsyncConnection[Row]:
+        cancelled = _cancellations()
         try:
             connection = await self._pool.getconn(wait)
+            if _cancellations() > cancelled:
+                # One that comes together with the connection is forgotten on the way; the caller would go on for ever.
+                await self._pool.putconn(connection)
+                raise asyncio.CancelledError
         except BaseException as error:
             self._ledger.gave_up()
             if isinstance(error, PoolTimeout):
@@ -388,6 +393,11 @@ class AsyncPool:
         except psycopg.Error as error:
             return error
         return None
+
+
+def _cancellations() -> int:
+    task = asyncio.current_task()
+    return task.cancelling() if task else 0
 
 
 def _task_name() -> str:

@@ -8,12 +8,12 @@ from fastapi import FastAPI
 from fastapi.routing import APIRoute
 from starlette.types import ASGIApp
 
-from kappa.app.api import health, jobs, middleware, people, problems, tools, workers
+from kappa.app.api import fleet, health, jobs, middleware, people, problems, tools, workers
 from kappa.app.api.middleware import Guard
 from kappa.app.api.problems import Problem
 from kappa.app.services import Services
 
-GROUPS = (health.routes, jobs.routes, workers.routes, tools.routes, people.routes)
+GROUPS = (health.routes, jobs.routes, workers.routes, tools.routes, people.routes, fleet.routes)
 
 
 def build(services: Services, guard: Guard, beside: Callable[[ASGIApp], ASGIApp] = lambda app: app) -> ASGIApp:
@@ -26,7 +26,8 @@ def build(services: Services, guard: Guard, beside: Callable[[ASGIApp], ASGIApp]
     app = middleware.Head(app)
     app = middleware.ShutdownGuard(app, guard)
     app = middleware.Observed(app, services.observers)
-    return middleware.RequestId(app)
+    # Outermost: what thousands of workers say every second needs none of the above.
+    return middleware.Fleet(middleware.RequestId(app), services.fleet)
 
 
 class _Api(FastAPI):

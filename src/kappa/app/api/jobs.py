@@ -44,7 +44,7 @@ async def enqueue(services: Uses, who: Who, body: EnqueueJob, response: Response
     done = await services.jobs.enqueue(
         who, body.kind, body.payload, priority=body.priority, at=body.at, delay=_seconds(body.delay),
         dedup_key=body.dedup_key, timeout=_seconds(body.timeout), max_attempts=body.max_attempts,
-        auto_approve=body.auto_approve,
+        auto_approve=body.auto_approve, needs=None if body.needs is None else body.needs.value,
     )  # fmt: skip
     response.headers["Location"] = f"/jobs/{done.id}"
     if not done.created:

@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kappa.app.answered import UNMATCHED, Answered, Observer
 from kappa.app.api import problems
+from kappa.engine.fleet.wire import PREFIX
 
 log = logging.getLogger("kappa.access")
 
@@ -41,6 +42,19 @@ class Guard:
 
     def drain(self) -> None:
         self.draining = True
+
+
+class Fleet:
+    """The calls of remote workers, apart from everything else."""
+
+    def __init__(self, app: ASGIApp, fleet: ASGIApp) -> None:
+        self._app = app
+        self._fleet = fleet
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"].startswith(PREFIX):
+            return await self._fleet(scope, receive, send)
+        return await self._app(scope, receive, send)
 
 
 class RequestId:

@@ -28,7 +28,7 @@ from kappa.app.api.schemas import (
 )
 from kappa.app.permissions import MEANING, Permission
 from kappa.app.usecases import audit
-from kappa.app.usecases.credentials import NewToken
+from kappa.app.usecases.credentials import NewToken, WorkerLimits
 
 routes = Routes("people")
 
@@ -81,7 +81,8 @@ async def own_tokens(services: Uses, who: Who) -> list[TokenView]:
 async def make_own_token(services: Uses, who: Who, body: MakeToken) -> NewTokenView:
     """A token of one's own. It may do no more than the one that asks for it."""
     lasts = None if body.lasts is None else timedelta(seconds=body.lasts)
-    return _new(await services.credentials.make_token(who, body.name, scopes=body.scopes, lasts=lasts))
+    made = await services.credentials.make_token(who, body.name, scopes=body.scopes, lasts=lasts, limits=_limits(body))
+    return _new(made)
 
 
 @routes.delete("/tokens/{token_id}", Permission.ACCOUNT_USE, 404, status_code=204)
@@ -133,8 +134,9 @@ async def make_token_for(services: Uses, who: Who, name: UserPath, body: MakeTok
     theirs = await services.people.user(name)
     lasts = None if body.lasts is None else timedelta(seconds=body.lasts)
     made = await services.credentials.make_token(
-        who, body.name, user=name, user_permissions=frozenset(theirs.permissions), scopes=body.scopes, lasts=lasts
-    )
+        who, body.name, user=name, user_permissions=frozenset(theirs.permissions), scopes=body.scopes, lasts=lasts,
+        limits=_limits(body),
+    )  # fmt: skip
     return _new(made)
 
 
@@ -173,6 +175,10 @@ async def audit_log(
         items=[AuditEntry.model_validate(entry) for entry in entries],
         next=entries[-1].id if len(entries) == limit else None,
     )
+
+
+def _limits(body: MakeToken) -> WorkerLimits:
+    return WorkerLimits(body.kinds, body.machines, body.requests_per_minute)
 
 
 def _new(made: NewToken) -> NewTokenView:

@@ -16,6 +16,7 @@ from starlette.routing import BaseRoute, Match, Route
 from kappa.app import errors as app
 from kappa.engine import errors as engine
 from kappa.engine import tools
+from kappa.engine.fleet.refusals import Refused as FleetRefused
 from kappa.pg import KappaError
 from kappa.pg import errors as pg
 
@@ -40,6 +41,7 @@ STATUS: tuple[tuple[type[Exception], int, str], ...] = (
     (app.Refused, 422, "refused"),
     (app.Throttled, 429, "throttled"),
     (app.Draining, 503, "draining"),
+    (FleetRefused, 503, "database_unavailable"),
     (pg.PgError, 503, "database_unavailable"),
     (psycopg.OperationalError, 503, "database_unavailable"),
     (psycopg.DataError, 422, "bad_value"),

@@ -6,7 +6,8 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, StringConstraints
 
 from kappa.app.usecases.workers import LaneNow
-from kappa.engine import Executor, Job, JobState
+from kappa.engine import Executor, Job, JobState, Needs
+from kappa.engine.fleet.wire import Label
 from kappa.engine.tools import ToolLimits, ToolRun
 
 NO_NUL = r"^[^\x00]*$"
@@ -32,6 +33,16 @@ class Body(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
+class NeedsBody(Body):
+    cores: Annotated[float, Field(ge=0, le=1_000_000, allow_inf_nan=False)] = 0
+    memory_mb: Annotated[int, Field(strict=True, ge=0, lt=2**31)] = 0
+    labels: list[Label] = Field(default_factory=list[str], max_length=64)
+
+    @property
+    def value(self) -> Needs:
+        return Needs(self.cores, self.memory_mb, tuple(self.labels))
+
+
 class EnqueueJob(Body):
     kind: Kind = Field(examples=["self_test"])
     payload: Any = Field(default=None, examples=[{"steps": 3}])
@@ -42,6 +53,7 @@ class EnqueueJob(Body):
     timeout: Seconds | None = None
     max_attempts: Annotated[int, Field(strict=True, ge=1, le=32767)] | None = None
     auto_approve: bool = Field(default=False, strict=True, description="Approve it at once; needs `jobs:approve`")
+    needs: NeedsBody | None = Field(default=None, description="What a remote worker must have; for fleet lanes")
 
 
 class EnqueuedJob(BaseModel):
@@ -258,6 +270,13 @@ class PermissionView(BaseModel):
 
 class MakeToken(Body):
     name: Line
+    kinds: list[Kind] | None = Field(default=None, max_length=256, description="For a fleet worker: these kinds alone")
+    machines: Annotated[int, Field(strict=True, ge=1, lt=2**31)] | None = Field(
+        default=None, description="For fleet workers: so many of them at once"
+    )
+    requests_per_minute: Annotated[int, Field(strict=True, ge=1, lt=2**31)] | None = Field(
+        default=None, description="For fleet workers: so many calls of all of them, at each server"
+    )
     scopes: list[Line] | None = Field(default=None, max_length=500, description="Permissions; null: all of one's own")
     lasts: Seconds | None = Field(default=90 * 86400, description="Seconds until it expires; null: never")
 
@@ -269,6 +288,9 @@ class TokenView(BaseModel):
     user: str
     name: str
     scopes: list[str] | None
+    kinds: list[str] | None
+    machines: int | None
+    requests_per_minute: int | None
     created_at: datetime
     expires_at: datetime | None
     revoked_at: datetime | None
@@ -279,6 +301,28 @@ class NewTokenView(BaseModel):
     id: int
     expires_at: datetime | None
     token: str = Field(description="The secret. It is shown this once and never again")
+
+
+class FleetWorkerView(BaseModel):
+    model_config = ConfigDict(from_attributes=True)
+
+    worker: str
+    token_id: int
+    kinds: list[str]
+    cores: float
+    memory_mb: int
+    labels: list[str]
+    slots: int
+    version: str
+    started_at: datetime
+    seen_at: datetime
+    running: int
+
+
+class FleetPage(BaseModel):
+    workers: int = Field(description="How many there are in all")
+    items: list[FleetWorkerView]
+    next: str | None = Field(description="What to give as `after` for the next page; null on the last one")
 
 
 class RegisterTool(Body):

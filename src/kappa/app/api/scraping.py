@@ -15,6 +15,7 @@ from kappa.app.metrics import Now
 from kappa.app.permissions import Permission
 from kappa.app.services import Services
 from kappa.app.usecases.workers import LaneNow
+from kappa.engine.fleet.refusals import Refused
 from kappa.pg import PgError
 from kappa.pg.errors import PoolUnreachable
 
@@ -78,7 +79,8 @@ async def page(request: Request, services: Services) -> bytes:
     return await services.metrics.page(
         Now(
             lanes=await _lanes(request, services),
-            pools=(services.client.pool_use(), services.auth.use()),
+            fleet_workers=await _workers(services),
+            pools=services.pools(),
             requests=request.app.state.guard.under_way,
             threads=(limiter.borrowed_tokens, limiter.total_tokens),
         )
@@ -101,6 +103,13 @@ async def _lanes(request: Request, services: Services) -> Sequence[LaneNow] | No
     try:
         return reading.task.result()
     except AWAY:
+        return None
+
+
+async def _workers(services: Services) -> int | None:
+    try:
+        return await _within(DATABASE_WITHIN, services.fleet_workers.count())
+    except (*AWAY, Refused):
         return None
 
 

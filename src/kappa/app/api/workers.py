@@ -35,7 +35,7 @@ async def status(services: Uses) -> StatusView:
         leader=now.leader,
         workers=[WorkerView.model_validate(worker) for worker in now.workers],
         lanes=[LaneView.of(lane) for lane in now.lanes],
-        pools=[PoolView.model_validate(use) for use in (services.client.pool_use(), services.auth.use())],
+        pools=[PoolView.model_validate(use) for use in services.pools()],
     )
 
 

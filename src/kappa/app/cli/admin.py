@@ -9,7 +9,7 @@ import typer
 from rich.live import Live
 
 from kappa.app import remote, settings
-from kappa.app.api.schemas import AuditPage, LaneView, StatusView
+from kappa.app.api.schemas import AuditPage, FleetPage, LaneView, StatusView
 from kappa.app.cli import show, tables, values
 from kappa.app.cli.follow import BETWEEN_TRIES, Patience
 from kappa.app.remote import Server, ServerNotFound, ServerRefused
@@ -120,6 +120,25 @@ def resume(name: LaneName, as_json: show.AsJson = False) -> None:
     Example: kg admin workers lanes resume tools
     """
     _change(name, {"enabled": True}, as_json)
+
+
+@app.command()
+def fleet(
+    limit: Annotated[int, typer.Option(min=1, max=LARGEST_PAGE, help="So many at most.")] = 50,
+    after: Annotated[str | None, typer.Option(metavar="NAME", help="Only those that come after this one.")] = None,
+    as_json: show.AsJson = False,
+) -> None:
+    """The fleet: remote workers that gave a sign of life lately.
+
+    Example: kg admin fleet --limit 200
+    """
+    with remote.open_server(settings.load()) as server:
+        page = server.get("/admin/fleet/workers", FleetPage, {"after": after, "limit": limit})
+    if as_json:
+        show.as_json(page)
+        return
+    show.out.print(tables.fleet(page.items))
+    show.say(f"{page.workers} in all" + ("" if page.next is None else f"; --after {page.next} shows more"))
 
 
 @app.command()

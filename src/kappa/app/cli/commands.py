@@ -10,6 +10,7 @@ from kappa.app import settings
 from kappa.app.cli import admin, db, jobs, mcp, roles, show, tokens, tools, users
 from kappa.app.cli.demo import demo
 from kappa.app.cli.up import up
+from kappa.app.cli.worker import worker
 from kappa.app.usecases import doctor as examination
 
 app = typer.Typer(
@@ -18,6 +19,7 @@ app = typer.Typer(
     help="Kappa: documents into a knowledge graph, and durable jobs, on nothing but PostgreSQL.",
 )
 app.command()(up)
+app.command()(worker)
 app.command()(demo)
 app.command(help=mcp.HELP)(mcp.mcp)
 app.add_typer(jobs.app, name="job")

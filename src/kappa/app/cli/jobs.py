@@ -49,6 +49,9 @@ def enqueue(
         typer.Option(parser=values.seconds, metavar="DURATION", help="An attempt may take so long."),
     ] = None,
     max_attempts: Annotated[int | None, typer.Option(help="How often it may be begun.")] = None,
+    cores: Annotated[float | None, typer.Option(min=0, help="Cores that a fleet worker must have.")] = None,
+    memory: Annotated[int | None, typer.Option(metavar="MB", min=0, help="Memory that it must have.")] = None,
+    label: Annotated[list[str] | None, typer.Option(help="A label that it must have; may be repeated.")] = None,
     auto_approve: Annotated[bool, typer.Option("--auto-approve", help="Approve it at once.")] = False,
     watch_it: Annotated[bool, typer.Option("--watch", help="Watch it to its end, as `kg job watch` does.")] = False,
     as_json: show.AsJson = False,
@@ -62,6 +65,8 @@ def enqueue(
         "max_attempts": max_attempts, "auto_approve": auto_approve or None,
         "payload": None if payload is None else values.payload(payload),
     }  # fmt: skip
+    if cores is not None or memory is not None or label:
+        body["needs"] = {"cores": cores or 0, "memory_mb": memory or 0, "labels": label or []}
     configured = settings.load()
     with remote.open_server(configured) as server:
         done = server.post("/jobs", EnqueuedJob, {name: value for name, value in body.items() if value is not None})

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from kappa.app.api.schemas import (
     AuditEntry,
+    FleetWorkerView,
     JobView,
     LaneView,
     PermissionView,
@@ -185,11 +186,30 @@ def tokens(found: Iterable[TokenView]) -> Table:
         over = token.expires_at is not None and token.expires_at <= now
         stands = "revoked" if token.revoked_at else "expired" if over else "valid"
         may = "all that the user may" if token.scopes is None else ", ".join(token.scopes) or "nothing"
+        may += _limits(token)
         style = "green" if stands == "valid" else "dim"
         rows.add_row(
             str(token.id), cell(token.user), cell(token.name), Text(stands, style=style), when(token.created_at),
             "never" if token.expires_at is None else when(token.expires_at),
             when(token.last_used_at), cell(may),
+        )  # fmt: skip
+    return rows
+
+
+def _limits(token: TokenView) -> str:
+    found = [] if token.kinds is None else ["/".join(token.kinds)]
+    found += [] if token.machines is None else [f"{token.machines} machines"]
+    found += [] if token.requests_per_minute is None else [f"{token.requests_per_minute} calls a minute"]
+    return f" ({', '.join(found)})" if found else ""
+
+
+def fleet(found: Iterable[FleetWorkerView]) -> Table:
+    rows = show.table("worker", "tasks", "slots", "cores", "memory", "labels", "kinds", "token", "seen")
+    for one in found:
+        rows.add_row(
+            cell(one.worker), str(one.running), str(one.slots), f"{one.cores:g}",
+            f"{one.memory_mb} MB" if one.memory_mb else "", cell(", ".join(one.labels)), cell(", ".join(one.kinds)),
+            str(one.token_id), when(one.seen_at),
         )  # fmt: skip
     return rows
 

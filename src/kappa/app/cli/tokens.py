@@ -22,14 +22,21 @@ def make(
         float,
         typer.Option(parser=values.seconds, metavar="DURATION", help="How long it is valid.", show_default="90d"),
     ] = 90 * 86400.0,
+    kind: Annotated[
+        list[str] | None, typer.Option(help="For a fleet worker: this kind alone; may be repeated.")
+    ] = None,
+    machines: Annotated[int | None, typer.Option(min=1, help="For fleet workers: so many of them at once.")] = None,
+    requests: Annotated[int | None, typer.Option(min=1, help="For fleet workers: so many calls a minute.")] = None,
     never_expires: Annotated[bool, typer.Option("--never-expires", help="It is valid until it is revoked.")] = False,
     as_json: show.AsJson = False,
 ) -> None:
     """Make a token. Its secret is all of standard output, and is never shown again.
 
     Example: export KAPPA_TOKEN=$(kg token make CI --scope jobs:enqueue --scope jobs:view --lasts 30d)
+    For a fleet worker: kg token make lab --scope fleet:work --kind tool_run --machines 40
     """
     body: dict[str, Any] = {"name": name, "scopes": scope or None, "lasts": None if never_expires else lasts}
+    body |= {"kinds": kind or None, "machines": machines, "requests_per_minute": requests}
     path = "/tokens" if user is None else f"/users/{remote.segment(user)}/tokens"
     with remote.open_server(settings.load()) as server:
         made = server.post(path, NewTokenView, body)

@@ -58,10 +58,22 @@ class Token:
     user: str
     name: str
     scopes: list[str] | None
+    kinds: list[str] | None
+    machines: int | None
+    requests_per_minute: int | None
     created_at: datetime
     expires_at: datetime | None
     revoked_at: datetime | None
     last_used_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLimits:
+    """What the token of a fleet worker is limited to; None is no limit."""
+
+    kinds: Sequence[str] | None = None
+    machines: int | None = None
+    requests_per_minute: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +93,9 @@ class Session:
     expires_at: datetime
     cookie: str = field(repr=False)
     csrf: str = field(repr=False)
+
+
+NO_LIMITS = WorkerLimits()
 
 
 class Credentials:
@@ -147,8 +162,16 @@ class Credentials:
         user_permissions: frozenset[str] | None = None,
         scopes: Sequence[str] | None = None,
         lasts: timedelta | None = None,
+        limits: WorkerLimits = NO_LIMITS,
     ) -> NewToken:
         """A token for oneself, or for a user who may do no more than oneself."""
+        if limits != NO_LIMITS:
+            # It could do, or make, something else without them.
+            if scopes is not None and set(scopes) != {Permission.FLEET_WORK}:
+                raise Refused(
+                    "kinds, machines and requests are limits of a fleet worker's token: its scope is fleet:work"
+                )
+            scopes = [Permission.FLEET_WORK]
         if user_permissions is not None:
             # Also with scopes: whoever acts in a user's name can set that user's password.
             who.require_all(user_permissions, f"a token of {user!r}")
@@ -170,6 +193,9 @@ class Credentials:
                 hash=_hash(secret),
                 scopes=None if scopes is None else list(scopes),
                 lasts=lasts,
+                kinds=None if limits.kinds is None else list(limits.kinds),
+                machines=limits.machines,
+                requests_per_minute=limits.requests_per_minute,
             )
             if made is None:
                 raise NotFound(f"there is no user {user!r}")

@@ -17,13 +17,14 @@ SELECT u.id, u.name, kappa.permissions_of(u.id), s.expires_at
  WHERE s.hash = %(hash)s AND s.expires_at > now() AND u.enabled;
 
 -- name: make_token
-INSERT INTO kappa.tokens (user_id, name, hash, scopes, expires_at)
-SELECT u.id, %(name)s, %(hash)s, %(scopes)s::text[], now() + %(lasts)s::interval
+INSERT INTO kappa.tokens (user_id, name, hash, scopes, expires_at, kinds, machines, requests_per_minute)
+SELECT u.id, %(name)s, %(hash)s, %(scopes)s::text[], now() + %(lasts)s::interval, %(kinds)s::text[], %(machines)s,
+       %(requests_per_minute)s
   FROM kappa.users AS u WHERE u.name = %(user)s
 RETURNING id, expires_at;
 
 -- name: read_tokens
-SELECT t.id, u.name, t.name, t.scopes, t.created_at, t.expires_at, t.revoked_at, t.last_used_at
+SELECT t.id, u.name, t.name, t.scopes, t.kinds, t.machines, t.requests_per_minute, t.created_at, t.expires_at, t.revoked_at, t.last_used_at
   FROM kappa.tokens AS t JOIN kappa.users AS u ON u.id = t.user_id
  WHERE (%(user)s::text IS NULL OR u.name = %(user)s::text) AND (%(id)s::bigint IS NULL OR t.id = %(id)s::bigint)
  ORDER BY t.id DESC;

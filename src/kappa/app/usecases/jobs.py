@@ -10,7 +10,7 @@ from kappa.app.errors import Forbidden
 from kappa.app.permissions import Permission
 from kappa.app.usecases import audit
 from kappa.app.usecases.principal import Principal
-from kappa.engine import AsyncClient, Enqueued, Job, JobState
+from kappa.engine import AsyncClient, Enqueued, Job, JobState, Needs
 from kappa.pg.queries import Row
 
 T = TypeVar("T")
@@ -35,6 +35,7 @@ class Jobs:
         timeout: timedelta | None = None,
         max_attempts: int | None = None,
         auto_approve: bool = False,
+        needs: Needs | None = None,
     ) -> Enqueued:
         """Put a job in. Approving it along the way needs the permission to approve."""
         if auto_approve:
@@ -42,6 +43,7 @@ class Jobs:
         return await self._client.enqueue(
             kind, payload, priority=priority, at=at, delay=delay, dedup_key=dedup_key, timeout=timeout,
             max_attempts=max_attempts, auto_approve=who.name if auto_approve else None, submitted_by=who.name,
+            needs=needs,
         )  # fmt: skip
 
     async def approve(self, who: Principal, job_id: int) -> Job:

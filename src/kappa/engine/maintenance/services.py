@@ -41,7 +41,7 @@ class Service(Protocol):
 
 
 class Reaper:
-    """Clears leases that ran out, so that their jobs are adopted."""
+    """Clears leases that ran out, so that their jobs are adopted; those of the fleet nobody can adopt."""
 
     name = "reaper"
 
@@ -55,7 +55,10 @@ class Reaper:
             if reaped:
                 self._signals.emit("reaped", count=reaped)
             if reaped < BATCH:
-                return None
+                break
+        while buried := await run_async(connection, maintenance.bury()):
+            self._signals.emit("buried", count=buried)
+        return None
 
 
 class Promoter:
@@ -108,6 +111,7 @@ class Retention:
             await run_async(connection, maintenance.delete_expired(over, now))
         await run_async(connection, maintenance.forget_sleepers())
         await run_async(connection, maintenance.forget_workers())
+        await run_async(connection, maintenance.forget_fleet())
         return None
 
     async def _drop(self, connection: AsyncConnection[Row], table: str, now: datetime | None) -> None:

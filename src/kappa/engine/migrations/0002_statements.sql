@@ -138,7 +138,7 @@ BEGIN
             RETURN;
         END IF;
     END IF;
-    IF NOT lane_row.enabled THEN
+    IF NOT lane_row.enabled OR lane_row.executor = 'fleet' THEN
         RETURN;
     END IF;
 

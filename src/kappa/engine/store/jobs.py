@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from operator import attrgetter, itemgetter
 from typing import Any
 
-from kappa.engine.model import Claimed, Job, JobState
+from kappa.engine.model import Claimed, Job, JobState, Needs
 from kappa.pg import queries
 from kappa.pg.ops import Op, nothing
 from kappa.pg.queries import Query, Row
@@ -19,6 +19,8 @@ ENQUEUE = sql["enqueue"]
 ENQUEUE_NOW = sql["enqueue_now"]
 ENQUEUED_BEFORE = sql["enqueued_before"]
 LANE_OF_KIND = sql["lane_of_kind"]
+NEED = sql["need"]
+NEED_THE_SAME = sql["need_the_same"]
 COPY_IN = sql["copy_in"]
 WAKE = sql["wake"]
 ANNOUNCE_DUE = sql["announce_due"]
@@ -115,6 +117,15 @@ def _first_column(rows: list[Row]) -> set[int]:
 
 def _any(rows: list[Row]) -> bool:
     return bool(rows)
+
+
+def need(job_id: int, needs: Needs) -> Op[None]:
+    params = {"id": job_id, "cores": needs.cores, "memory_mb": needs.memory_mb, "labels": list(needs.labels)}
+    return Op(NEED, params, nothing)
+
+
+def need_the_same(job_id: int, as_job: int) -> Op[None]:
+    return Op(NEED_THE_SAME, {"id": job_id, "as": as_job}, nothing)
 
 
 def enqueue(job: NewJob) -> Op[int | None]:

@@ -19,6 +19,14 @@ SELECT id FROM kappa.jobs
 -- It can't change before the caller's transaction ends.
 SELECT lane FROM kappa.home_of(%(kind)s) AS lane WHERE lane IS NOT NULL;
 
+-- name: need
+INSERT INTO kappa.job_needs (job_id, cores, memory_mb, labels)
+VALUES (%(id)s, %(cores)s, %(memory_mb)s, %(labels)s::text[]);
+
+-- name: need_the_same
+INSERT INTO kappa.job_needs (job_id, cores, memory_mb, labels)
+SELECT %(id)s, cores, memory_mb, labels FROM kappa.job_needs WHERE job_id = %(as)s;
+
 -- name: copy_in
 COPY kappa.jobs (lane, kind, state, priority, payload, submitted_by, run_at, timeout, max_attempts)
 FROM STDIN (FORMAT binary);

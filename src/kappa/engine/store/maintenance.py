@@ -14,6 +14,8 @@ TRY_LEAD = sql["try_lead"]
 STOP_LEADING = sql["stop_leading"]
 REAP = sql["reap"]
 PROMOTE = sql["promote"]
+BURY = sql["bury"]
+FORGET_FLEET = sql["forget_fleet"]
 NEXT_DUE = sql["next_due"]
 EXPIRE = sql["expire"]
 KEEP_REFERRED = sql["keep_referred"]
@@ -49,6 +51,15 @@ def stop_leading() -> Op[None]:
 
 def reap(now: datetime | None = None, limit: int = BATCH) -> Op[int]:
     return Op(REAP, {"now": now, "limit": limit}, count)
+
+
+def bury(limit: int = BATCH) -> Op[int]:
+    """Settle what a fleet lane left orphaned as lost attempts."""
+    return Op(BURY, {"limit": limit}, count)
+
+
+def forget_fleet() -> Op[None]:
+    return Op(FORGET_FLEET, {}, nothing)
 
 
 def promote(now: datetime | None = None, limit: int = BATCH) -> Op[int]:

@@ -22,6 +22,15 @@ WITH orphaned AS (
 )
 SELECT id, lane, (SELECT count(*) FROM told) FROM orphaned;
 
+-- name: bury
+SELECT kappa.fleet_bury(%(limit)s::int);
+
+-- name: forget_fleet
+WITH tasks AS (DELETE FROM kappa.fleet_tasks WHERE claimed_at < now() - interval '1 day'
+                  AND NOT EXISTS (SELECT FROM kappa.jobs AS j WHERE j.id = job_id AND j.lease_token = token)),
+     needs AS (DELETE FROM kappa.job_needs AS n WHERE NOT EXISTS (SELECT FROM kappa.all_jobs AS j WHERE j.id = n.job_id))
+DELETE FROM kappa.fleet_workers WHERE seen_at < now() - interval '1 hour';
+
 -- name: promote
 WITH promoted AS (
     UPDATE kappa.jobs AS j

@@ -1,0 +1,261 @@
+"""Where those who ask for tasks wait: a bounded few to be served, any number of others for something to do.
+
+Whoever is parked holds a future and nothing else. One claim is under way at most; it serves the oldest first.
+"""
+
+import asyncio
+import heapq
+import itertools
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Collection, Generator, Sequence
+from contextlib import contextmanager, suppress
+
+from kappa.engine.fleet.refusals import Refused
+from kappa.engine.fleet.store import Ask, Given
+from kappa.engine.fleet.wire import Refusal
+
+log = logging.getLogger(__name__)
+
+BATCH = 64
+"""Callers that one claim serves."""
+
+Kinds = tuple[str, ...]
+Claim = Callable[[Sequence[Ask], Kinds], Awaitable[list[list[Given]]]]
+Ability = tuple[float, int, frozenset[str]]
+"""Cores, memory and labels."""
+
+
+class Caller:
+    """Somebody in the room."""
+
+    __slots__ = ("ability", "answer", "arrival", "ask", "heard_by", "is_served", "kinds", "timer", "until")
+
+    def __init__(self, ask: Ask, kinds: Kinds, until: float, arrival: int) -> None:
+        self.ask = ask
+        self.kinds = kinds
+        self.ability: Ability = (ask.cores, ask.memory_mb, frozenset(ask.labels))
+        self.until = until
+        """On the loop's clock: when it wants an answer, whatever it is."""
+        self.arrival = arrival
+        self.answer: asyncio.Future[list[Given] | None] = asyncio.get_running_loop().create_future()
+        self.heard_by = 0
+        """How many connections wait for the answer: a request that is repeated has several for a while."""
+        self.is_served = False
+        self.timer: asyncio.TimerHandle | None = None
+
+
+class WaitingRoom:
+    """Callers, and the claims that serve them."""
+
+    def __init__(self, claim: Claim, parked: Callable[[Collection[str]], Awaitable[bool]], seats: int) -> None:
+        """`parked` is told which kinds are waited for from now on, and says whether to look once more."""
+        self._claim = claim
+        self._tell_parked = parked
+        self._seats = seats
+        self._arrivals = itertools.count()
+        self._arriving = 0
+        self._fresh: deque[Caller] = deque()
+        self._parked: dict[Kinds, dict[Ability, dict[Caller, None]]] = {}
+        self._woken: dict[Kinds, list[Ability]] = {}
+        """Kinds of which there may be something, and who was seen since to have nothing of it."""
+        self._by_request: dict[tuple[str, str], Caller] = {}
+        self._serving = 0
+        self._served_kinds: Kinds | None = None
+        self._news = asyncio.Event()
+        self._closed = False
+
+    @property
+    def full(self) -> bool:
+        """Whether the next caller would have to wait behind more than can be served soon."""
+        return len(self._fresh) + self._serving + self._arriving >= self._seats
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    @property
+    def waiting(self) -> int:
+        """How many are parked."""
+        return sum(len(callers) for groups in self._parked.values() for callers in groups.values())
+
+    @contextmanager
+    def arriving(self) -> Generator[None]:
+        """A seat for somebody who is on the way in."""
+        if self._closed:
+            raise draining()
+        if self.full:
+            raise busy()
+        self._arriving += 1
+        try:
+            yield
+        finally:
+            self._arriving -= 1
+
+    def enter(self, ask: Ask, kinds: Kinds, until: float) -> Caller:
+        """A caller to be served. The same request, said again, is the same caller."""
+        if self._closed:
+            raise draining()
+        key = (ask.owner, ask.request_id)
+        caller = self._by_request.get(key)
+        if caller is None or caller.answer.done():
+            caller = self._by_request[key] = Caller(ask, kinds, until, next(self._arrivals))
+            self._fresh.append(caller)
+            self._news.set()
+        caller.heard_by += 1
+        return caller
+
+    def leave(self, caller: Caller) -> None:
+        """A connection is gone. If it was the last: what is claimed at this moment it gets when it asks again."""
+        caller.heard_by -= 1
+        if not caller.heard_by:
+            self._answer(caller, None)
+
+    def wake(self, kinds: Collection[str] | None = None) -> None:
+        """There may be something to do of these kinds, or of any. Also for those whose claim may be too early."""
+        here = self._parked if self._served_kinds is None else {*self._parked, self._served_kinds}
+        for waited_for in here:
+            if kinds is None or not set(waited_for).isdisjoint(kinds):
+                self._woken[waited_for] = []
+        if self._woken:
+            self._news.set()
+
+    def close(self) -> None:
+        """Send everybody away who waits."""
+        self._closed = True
+        for caller in self._fresh:
+            self._answer(caller, draining())
+        for callers in [list(callers) for groups in self._parked.values() for callers in groups.values()]:
+            for caller in callers:
+                self._nothing_for(caller)
+
+    async def run(self) -> None:
+        while True:
+            await self._news.wait()
+            self._news.clear()
+            while self._woken or self._fresh:
+                try:
+                    await self._serve_parked()
+                    await self._serve_fresh()
+                except Exception:
+                    log.exception("fleet: those who asked for tasks were told to try again")
+
+    async def _serve_parked(self) -> None:
+        """One claim for the oldest of those who may be lucky."""
+        if not self._woken:
+            return
+        kinds = min(self._woken, key=self._first_arrival)
+        without = self._woken.pop(kinds)
+        callers = self._oldest(kinds, without)
+        if not callers:
+            return
+        left = await self._serve(kinds, callers)
+        # What came meanwhile is for everybody; else those are asked next who can do more than who got nothing.
+        self._woken.setdefault(kinds, [*without, *{caller.ability for caller in left}])
+
+    async def _serve_fresh(self) -> None:
+        if not self._fresh:
+            return
+        kinds = self._fresh[0].kinds
+        callers: list[Caller] = []
+        others: deque[Caller] = deque()
+        while self._fresh and len(callers) < BATCH:
+            caller = self._fresh.popleft()
+            if not caller.answer.done():
+                (callers if caller.kinds == kinds else others).append(caller)
+        self._fresh.extendleft(reversed(others))
+        self._serving = len(callers)
+        try:
+            if callers:
+                await self._serve(kinds, callers)
+        finally:
+            self._serving = 0
+
+    async def _serve(self, kinds: Kinds, callers: list[Caller]) -> list[Caller]:
+        """Claim for them; gives those who got nothing."""
+        self._served_kinds = kinds
+        for caller in callers:
+            caller.is_served = True
+        try:
+            given = await self._claim([caller.ask for caller in callers], kinds)
+        except BaseException as error:
+            refused = error if isinstance(error, Refused) else Refused(Refusal.UNAVAILABLE, "no claim: try again")
+            for caller in callers:
+                self._answer(caller, refused)
+            if isinstance(error, Refused):
+                return callers
+            raise
+        finally:
+            self._served_kinds = None
+            for caller in callers:
+                caller.is_served = False
+        left = [caller for caller, tasks in zip(callers, given, strict=True) if not tasks]
+        for caller, tasks in zip(callers, given, strict=True):
+            if tasks:
+                self._answer(caller, tasks)
+        for caller in left:
+            self._park(caller)
+        if kinds in self._parked:
+            with suppress(Refused):  # the database is away; the lane's poll looks again
+                if await self._tell_parked(kinds):
+                    self._woken[kinds] = []
+        return left
+
+    def _park(self, caller: Caller) -> None:
+        if caller.answer.done():
+            return
+        loop = asyncio.get_running_loop()
+        if self._closed or caller.until <= loop.time():
+            self._answer(caller, [])
+        elif caller.timer is None:
+            caller.timer = loop.call_at(caller.until, self._nothing_for, caller)
+            self._parked.setdefault(caller.kinds, {}).setdefault(caller.ability, {})[caller] = None
+
+    def _first_arrival(self, kinds: Kinds) -> int:
+        return min((next(iter(callers)).arrival for callers in self._parked.get(kinds, {}).values()), default=0)
+
+    def _oldest(self, kinds: Kinds, without: list[Ability]) -> list[Caller]:
+        """Those who wait for these kinds, but for whoever can't do more than somebody for whom there was nothing."""
+        groups = self._parked.get(kinds, {}).items()
+        hopeful = [callers for ability, callers in groups if not any(_covers(other, ability) for other in without)]
+        if len(hopeful) == 1:
+            return list(itertools.islice(hopeful[0], BATCH))
+        return list(itertools.islice(heapq.merge(*hopeful, key=lambda caller: caller.arrival), BATCH))
+
+    def _nothing_for(self, caller: Caller) -> None:
+        if not caller.is_served:  # else it may get something yet
+            self._answer(caller, [])
+
+    def _answer(self, caller: Caller, answer: "list[Given] | Refused | None") -> None:
+        if caller.timer is not None:
+            caller.timer.cancel()
+            caller.timer = None
+            groups = self._parked[caller.kinds]
+            del groups[caller.ability][caller]
+            if not groups[caller.ability]:
+                del groups[caller.ability]
+            if not groups:
+                del self._parked[caller.kinds]
+        key = (caller.ask.owner, caller.ask.request_id)
+        if self._by_request.get(key) is caller:
+            del self._by_request[key]
+        if caller.answer.done():
+            return
+        if isinstance(answer, Refused):
+            caller.answer.set_exception(answer)
+            caller.answer.exception()  # whoever left will not look at it
+        else:
+            caller.answer.set_result(answer)
+
+
+def _covers(one: Ability, other: Ability) -> bool:
+    """Whether the first can do all that the second can."""
+    return one[0] >= other[0] and one[1] >= other[1] and one[2] >= other[2]
+
+
+def busy() -> Refused:
+    return Refused(Refusal.BUSY, "too many ask for tasks at this moment")
+
+
+def draining() -> Refused:
+    return Refused(Refusal.DRAINING, "the server is about to stop: ask another, or later")

@@ -14,6 +14,7 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
     [
         (["hello.py", "Ada", "Grace"], ["succeeded: hello, Ada (attempt 1)", "succeeded: hello, Grace (attempt 1)"]),
         (["orders.py", "--self-test"], ['{"order": 1, "job": 1}', "422", '"receipt": "one tea, thank you"']),
+        (["graph.py"], ["the river flows into: Sea"]),
         (["cron.py", "--now"], ["another minute (job 1)", "'every minute' fired for "]),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else None,

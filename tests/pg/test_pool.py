@@ -210,3 +210,28 @@ async def test_a_spare_connection_that_died_is_replaced_on_the_loop_while_nobody
 async def _use_briefly(pool: AsyncPool) -> None:
     async with pool.connection() as connection:
         await connection.execute("SELECT 1")
+
+
+@pytest.mark.parametrize("steps", range(4))
+async def test_a_cancellation_that_comes_together_with_the_connection_is_not_forgotten(url: str, steps: int) -> None:
+    """The loop needs a few steps to give a connection to whoever waits for it; one of them is the wrong moment."""
+
+    async def stay() -> None:
+        async with pool.connection():
+            await asyncio.Event().wait()
+
+    async with AsyncPool(url, "queue", Bounds(1, 1, wait=10)) as pool:
+        async with pool.connection():
+            waiting = asyncio.create_task(stay())
+            while not pool.use().waiting:
+                await asyncio.sleep(0)
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.wait([waiting], timeout=5)
+        ended = waiting.done()
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        assert ended
+        async with pool.connection() as connection:
+            await connection.execute("SELECT 1")

@@ -9,12 +9,13 @@ from kappa.app import selftest
 from kappa.app.settings import BadSetting, Settings
 from kappa.engine import COMPONENT as ENGINE
 from kappa.engine import Engine
+from kappa.graph import COMPONENT as GRAPH
 from kappa.pg import Component, Database, component, migrate
 from kappa.pg.embedded import EmbeddedServer
 
 APP = component("app", Path(__file__).parent / "migrations")
 
-COMPONENTS: tuple[Component, ...] = (ENGINE, APP)
+COMPONENTS: tuple[Component, ...] = (ENGINE, APP, GRAPH)
 """Everything that has a schema, in the order of migration."""
 
 

@@ -1,1 +1,122 @@
-"""The knowledge graph: concepts, evidence, relations and questions about them. Knows nothing of jobs."""
+"""The knowledge graph: concepts, evidence, relations and questions about them. Knows nothing of jobs.
+
+with Graph("postgresql://…") as graph:
+    ids = graph.add_concepts("zoology", [NewConcept("Otter"), NewConcept("River")]).ids
+    graph.add_relations([NewRelation(ids["Otter"], ids["River"], "LIVES_IN", 0.9)])
+    graph.neighbors([ids["Otter"]], max_hops=2)
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from kappa.graph.config import GraphConfig
+from kappa.graph.errors import (
+    BadQuestion,
+    BadWrite,
+    EpochNotReached,
+    GraphBusy,
+    GraphError,
+    GraphFailed,
+    QuestionStopped,
+    UnknownConcept,
+    UnknownOntology,
+    UnknownRelationType,
+)
+from kappa.graph.model import (
+    Answer,
+    Chunk,
+    Concept,
+    Direction,
+    Diversity,
+    Document,
+    EnrichedPaths,
+    Instance,
+    Neighbor,
+    Neighbors,
+    NewConcept,
+    NewDocument,
+    NewInstance,
+    NewLink,
+    NewRelation,
+    Ontology,
+    Order,
+    Path,
+    Paths,
+    Related,
+    RelatedConcept,
+    Relation,
+    RelationType,
+    Skipped,
+    SnapshotStatus,
+    Subgraph,
+    Where,
+    Written,
+)
+from kappa.graph.schema import COMPONENT
+
+if TYPE_CHECKING:
+    from kappa.graph.graph import Graph
+    from kappa.graph.query.budget import Budget
+    from kappa.graph.query.filters import Cancel
+
+__all__ = [
+    "COMPONENT",
+    "Answer",
+    "BadQuestion",
+    "BadWrite",
+    "Budget",
+    "Cancel",
+    "Chunk",
+    "Concept",
+    "Direction",
+    "Diversity",
+    "Document",
+    "EnrichedPaths",
+    "EpochNotReached",
+    "Graph",
+    "GraphBusy",
+    "GraphConfig",
+    "GraphError",
+    "GraphFailed",
+    "Instance",
+    "Neighbor",
+    "Neighbors",
+    "NewConcept",
+    "NewDocument",
+    "NewInstance",
+    "NewLink",
+    "NewRelation",
+    "Ontology",
+    "Order",
+    "Path",
+    "Paths",
+    "QuestionStopped",
+    "Related",
+    "RelatedConcept",
+    "Relation",
+    "RelationType",
+    "Skipped",
+    "SnapshotStatus",
+    "Subgraph",
+    "UnknownConcept",
+    "UnknownOntology",
+    "UnknownRelationType",
+    "Where",
+    "Written",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """What walks is imported when it is first named: a program that only migrates needs no numpy and waits for none."""
+    if name == "Graph":
+        from kappa.graph.graph import Graph
+
+        return Graph
+    if name == "Budget":
+        from kappa.graph.query.budget import Budget
+
+        return Budget
+    if name == "Cancel":
+        from kappa.graph.query.filters import Cancel
+
+        return Cancel
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,6 +1,7 @@
 """Claims of the fleet: repeated, raced, bounded by slots, matched, and shared between submitters."""
 
 import itertools
+import json
 from collections import Counter
 from typing import Any
 
@@ -434,3 +435,38 @@ def test_a_claim_is_no_attempt_and_the_first_sign_of_life_is_one(connection: Con
         beat(connection, held(given))
     assert row(connection, given.id, "attempt_started_at", "started_at") == begun
     assert row(connection, given.id, "attempt") == (1,)
+
+
+# Machines
+
+
+def register(connection: Connection, *names: str, most: int | None = 1) -> set[str]:
+    machines = [
+        {
+            "owner": PASS.owner(name), "pass": PASS.id, "worker": name, "kinds": ["crunch"], "cores": 1,
+            "memory_mb": 0, "labels": [], "slots": 1, "version": "", "most": most,
+        }
+        for name in names
+    ]  # fmt: skip
+    return run(connection, store.register(json.dumps(machines)))
+
+
+@pytest.mark.parametrize("commits", [True, False])
+def test_two_machines_that_register_at_once_are_not_both_the_last(
+    url: str, connection: Connection, commits: bool
+) -> None:
+    with psycopg.connect(url) as one:
+        assert register(one, "a") == {PASS.owner("a")}
+        with rival_with(lambda own: register(own, "b"), url) as two:
+            wait_until_blocked(connection)
+            one.commit() if commits else one.rollback()
+            assert outcome(two) == (set() if commits else {PASS.owner("b")})
+    assert len(register(connection, "a", "b")) == 1
+
+
+def test_machines_are_counted_as_they_come_and_known_ones_stay(connection: Connection) -> None:
+    assert len(register(connection, "a", "b", "c", "d", most=3)) == 3
+    assert register(connection, "a", "b", "c", "d", most=3) == {PASS.owner(name) for name in "abc"}
+    assert len(register(connection, *"efgh", most=None)) == 4
+    connection.execute("DELETE FROM kappa.fleet_workers")  # as after a crash
+    assert len(register(connection, "d", most=3)) == 1

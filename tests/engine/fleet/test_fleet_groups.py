@@ -145,21 +145,33 @@ async def test_words_about_one_task_in_one_statement_are_one(
     async with server(url) as fleet:
         other.execute("SELECT FROM kappa.jobs WHERE id = %s FOR UPDATE", [held_up.id])
         first = asyncio.create_task(fleet.update(PASS, says(held_up, done=1)))
-        ends = asyncio.create_task(settles(fleet, held_up))
-        await until(lambda: blocked(connection) == 2)
+        await until(lambda: blocked(connection))
         said = [says(given, done=1, total=9, message="one"), says(given, done=2), says(given, checkpoint=[1])]
         updates = [asyncio.create_task(fleet.update(PASS, one)) for one in said]
-        endings = [Ending(held(given), "failed", None, "no"), Ending(held(given), "succeeded", "1")]
-        settled = [asyncio.create_task(fleet.settle(one)) for one in endings]
-        kill(connection, "fleet_settle")  # so that updates come first
+        await asyncio.sleep(0)
         other.rollback()
-        await asyncio.gather(first, *updates, return_exceptions=True)
-        states = {(await one).state for one in settled}
-        await asyncio.gather(ends, return_exceptions=True)
-    assert states == {"failed"}
+        assert await asyncio.gather(first, *updates) == [None] * 4
+        assert fleet.updates.statements == 2
     shown = see(connection, given.id)
     assert (shown.progress_done, shown.progress_total, shown.progress_message) == (2.0, 9.0, "one")
     assert shown.checkpoint == [1]
+
+
+async def test_of_two_ends_in_one_statement_the_first_counts(
+    url: str, connection: Connection, other: Connection
+) -> None:
+    given, held_up = started(connection), started(connection)
+    async with server(url) as fleet:
+        other.execute("SELECT FROM kappa.jobs WHERE id = %s FOR UPDATE", [held_up.id])
+        first = asyncio.create_task(settles(fleet, held_up))
+        await until(lambda: blocked(connection))
+        endings = [Ending(held(given), "failed", None, "no"), Ending(held(given), "succeeded", "1")]
+        settled = [asyncio.create_task(fleet.settle(one)) for one in endings]
+        await asyncio.sleep(0)
+        other.rollback()
+        assert [one.state for one in await asyncio.gather(first, *settled)] == ["succeeded", "failed", "failed"]
+        assert fleet.settlements.statements == 2
+    assert see(connection, given.id).state is JobState.FAILED
 
 
 async def test_a_database_that_was_away_is_found_again(

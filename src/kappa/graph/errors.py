@@ -1,0 +1,56 @@
+"""What the graph refuses, and why.
+
+KappaError
+└── GraphError
+    ├── UnknownConcept        a seed or an end of a path that is not in the graph
+    ├── UnknownOntology
+    ├── UnknownRelationType   a filter names a type that the vocabulary doesn't have
+    ├── BadQuestion           a question outside of its documented bounds
+    ├── BadWrite              what was to be written contradicts itself; nothing was written
+    ├── EpochNotReached       the graph did not come to the epoch that was asked for in time
+    ├── QuestionStopped       the deadline passed, or the caller cancelled, before there was anything to answer
+    ├── GraphBusy             no worker became free before the deadline
+    └── GraphFailed           every worker of a question failed; the first failure is its cause
+"""
+
+from kappa.pg import KappaError
+
+
+class GraphError(KappaError):
+    """Something that the graph refuses."""
+
+
+class UnknownConcept(GraphError):
+    """A concept that is not in the graph."""
+
+
+class UnknownOntology(GraphError):
+    """An ontology that is not in the graph."""
+
+
+class UnknownRelationType(GraphError):
+    """A relation type that the vocabulary doesn't have."""
+
+
+class BadQuestion(GraphError):
+    """A question outside of its documented bounds."""
+
+
+class BadWrite(GraphError):
+    """What was to be written contradicts itself."""
+
+
+class EpochNotReached(GraphError):
+    """The graph did not come to the epoch that was asked for in time."""
+
+
+class QuestionStopped(GraphError):
+    """The deadline passed, or the caller cancelled, before there was anything to answer."""
+
+
+class GraphBusy(GraphError):
+    """No worker became free before the deadline."""
+
+
+class GraphFailed(GraphError):
+    """Every worker of a question failed."""

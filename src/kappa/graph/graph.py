@@ -1,0 +1,430 @@
+"""The front of the graph: open it on a database, write to it, ask it.
+
+Everything here may be called from many threads at once. Writes commit before they return, and give the epoch from
+which on they are seen; questions say up to which epoch their answer is true.
+"""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, Self
+from uuid import UUID
+
+from psycopg import Connection
+
+from kappa.graph import writing
+from kappa.graph.config import TIMEOUT, WORKERS, GraphConfig, from_environment
+from kappa.graph.errors import BadQuestion
+from kappa.graph.model import (
+    Chunk,
+    Concept,
+    Direction,
+    Diversity,
+    EnrichedPaths,
+    Instance,
+    Neighbors,
+    NewConcept,
+    NewDocument,
+    NewRelation,
+    Ontology,
+    Order,
+    Paths,
+    Related,
+    RelationType,
+    SnapshotStatus,
+    Subgraph,
+    Where,
+    Written,
+)
+from kappa.graph.query import kernel, neighbors, paths
+from kappa.graph.query.asking import Asked, Desk, Seed
+from kappa.graph.query.backend import GraphBackend, SqlBackend
+from kappa.graph.query.budget import Budget, BudgetUse
+from kappa.graph.query.filters import Cancel
+from kappa.graph.query.keeper import Keeper
+from kappa.graph.schema import COMPONENT
+from kappa.graph.store import clock, concepts, documents, ontologies, relation_types, relations, settings
+from kappa.pg import Database, Pool, migrate
+from kappa.pg.queries import Row
+
+_shared: Budget | None = None
+_sharing = threading.Lock()
+
+
+def process_budget(pool: int) -> Budget:
+    """The one budget of this process, made with the first graph."""
+    global _shared
+    with _sharing:
+        if _shared is None:
+            _shared = Budget(pool=pool)
+        return _shared
+
+
+class Graph:
+    """A knowledge graph on one PostgreSQL database. Use it as a context manager, or `open` and `close` it."""
+
+    def __init__(
+        self,
+        database: Database | str,
+        config: GraphConfig | None = None,
+        *,
+        pool: Pool | None = None,
+        backend: GraphBackend | None = None,
+        budget: Budget | None = None,
+        walk_with: kernel.Kernel | None = None,
+    ) -> None:
+        """`pool` is one that its owner opens and closes; without it the graph has its own."""
+        self.database = Database(database) if isinstance(database, str) else database
+        self.config = config or from_environment()
+        self._pool = pool or Pool(
+            self.database.url, "graph", self.config.pool, behind_pooler=self.database.behind_pooler
+        )
+        self._own_pool = pool is None
+        self._budget = budget or process_budget(self.config.pool.max_size)
+        self._kernel = walk_with or kernel.best()
+        # A foreign graph has no change log of ours, so nothing of it is kept in memory.
+        self._keeper = Keeper(self.database, self._pool, self._kernel, self.config) if backend is None else None
+        self._desk = Desk(
+            self._pool, backend or SqlBackend(), self._keeper, self._kernel, self._budget, self.config
+        )  # fmt: skip
+        self._remembered: OrderedDict[Any, Neighbors] = OrderedDict()
+        self._remembering = threading.Lock()
+
+    def install(self) -> None:
+        """Bring the schema up to date. Safe to call at every start."""
+        with self.database.connect() as connection:
+            migrate(connection, [COMPONENT])
+
+    def open(self, *, listen: bool = True) -> Self:
+        """Connect, and begin to keep the snapshot. Without `listen` it is refreshed only when `refresh` is called."""
+        if self._own_pool:
+            self._pool.open()
+        if listen and self._keeper is not None:
+            self._keeper.start()
+        return self
+
+    def close(self) -> None:
+        if self._keeper is not None:
+            self._keeper.stop()
+        if self._own_pool:
+            self._pool.close()
+
+    def __enter__(self) -> Self:
+        return self.open()
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    # Writing
+
+    @contextmanager
+    def transaction(self) -> Generator[Connection[Row]]:
+        """Several writes that commit together: pass the connection to each of them."""
+        with self._pool.transaction() as connection:
+            yield connection
+
+    @contextmanager
+    def _writing(self, connection: Connection[Row] | None) -> Generator[Connection[Row]]:
+        if connection is not None:
+            yield connection
+            return
+        with self._pool.transaction() as own:
+            yield own
+
+    def ontology(self, name: str, description: str = "", *, connection: Connection[Row] | None = None) -> Ontology:
+        """The ontology of this name, made if there is none."""
+        with self._writing(connection) as writer:
+            return ontologies.ensure(writer, name, description)
+
+    def ontologies(self) -> list[Ontology]:
+        with self._pool.connection() as connection:
+            return ontologies.find_all(connection)
+
+    def rename_ontology(self, name: str, new_name: str) -> bool:
+        """Whether there was one. Its concepts keep their ids."""
+        with self._writing(None) as writer:
+            return ontologies.rename(writer, name, new_name)
+
+    def delete_ontology(self, name: str) -> bool:
+        """Whether there was one. Its documents and concepts go with it."""
+        with self._writing(None) as writer:
+            return ontologies.delete(writer, name)
+
+    def add_document(
+        self, ontology: str, document: NewDocument, *, connection: Connection[Row] | None = None
+    ) -> tuple[UUID, bool]:
+        """The document's id, and whether it is new: the same content in the same ontology is the same document."""
+        with self._writing(connection) as writer:
+            return documents.add(writer, ontologies.ensure(writer, ontology), document)
+
+    def write_chunk(self, chunk: Chunk, *, connection: Connection[Row] | None = None) -> Written:
+        """A source with its concepts, evidence and relations, whole or not at all. Again is the same as once."""
+        with self._writing(connection) as writer:
+            return writing.write_chunk(writer, chunk)
+
+    def add_concepts(
+        self, ontology: str, new: Sequence[NewConcept], *, connection: Connection[Row] | None = None
+    ) -> Written:
+        with self._writing(connection) as writer:
+            return writing.write_concepts(writer, ontologies.ensure(writer, ontology), new)
+
+    def add_relations(self, new: Sequence[NewRelation], *, connection: Connection[Row] | None = None) -> Written:
+        """Relations between concepts that are there. Of two words on one relation the more certain stays."""
+        with self._writing(connection) as writer:
+            return writing.write_relations(writer, new)
+
+    def load_concepts(self, ontology: str, new: Iterable[NewConcept]) -> int:
+        """Very many concepts, by COPY, a hundred thousand in a transaction; how many were made or changed."""
+        found = self.ontology(ontology)
+        written = 0
+        for batch in writing.in_batches(new):
+            with self._writing(None) as writer:
+                written += writing.load_concepts(writer, found, batch)
+        return written
+
+    def load_relations(self, new: Iterable[NewRelation]) -> int:
+        """Very many relations, in the same way."""
+        written = 0
+        for batch in writing.in_batches(new):
+            with self._writing(None) as writer:
+                written += writing.load_relations(writer, batch)
+        return written
+
+    def set_embeddings(self, model: str, vectors: Mapping[UUID, Sequence[float]]) -> int:
+        """How many of the concepts were there to be given one."""
+        with self._writing(None) as writer:
+            return concepts.set_embeddings(writer, model, vectors)
+
+    def delete_concepts(self, ids: Sequence[UUID]) -> Written:
+        """With their relations and evidence; `concepts` says how many were there."""
+        with self._writing(None) as writer:
+            deleted = concepts.delete(writer, ids)
+            return Written(clock.take_epoch(writer), concepts=deleted)
+
+    def delete_relations(self, keys: Sequence[tuple[UUID, UUID, str]]) -> Written:
+        """From, to and type of each; `relations` says how many were there."""
+        with self._writing(None) as writer:
+            deleted = relations.delete(writer, keys)
+            return Written(clock.take_epoch(writer), relations=deleted)
+
+    def delete_document(self, document: UUID) -> bool:
+        """Whether there was one. Its sources and evidence go with it; concepts and relations stay."""
+        with self._writing(None) as writer:
+            return documents.delete(writer, document)
+
+    # Looking up
+
+    def concept(self, concept_id: UUID) -> Concept | None:
+        with self._pool.connection() as connection:
+            node = concepts.numbers(connection, [concept_id]).get(concept_id)
+            return concepts.rows(connection, [node]).get(node) if node is not None else None
+
+    def evidence(self, concept_id: UUID, limit: int = 100) -> list[Instance]:
+        """Quotes that speak of a concept, by document and place."""
+        with self._pool.connection() as connection:
+            return documents.instances_of(connection, concept_id, limit)
+
+    def relation_types(self) -> list[RelationType]:
+        with self._pool.connection() as connection:
+            return relation_types.find_all(connection)
+
+    # Asking
+
+    def neighbors(
+        self,
+        seeds: Sequence[Seed],
+        max_hops: int = 1,
+        direction: Direction = "both",
+        relation_types: Sequence[str] | None = None,
+        where: Where | None = None,
+        limit: int = 100,
+        deadline: float | None = None,
+        *,
+        order: Order = Order.DEGREE,
+        min_epoch: int | None = None,
+        cancel: Cancel | None = None,
+    ) -> Neighbors:
+        """Concepts within so many hops of any seed, each once with its least distance, seeds left out.
+
+        Ordered, and cut at `limit`, by `order`: by default the highest degree first (all relations of a concept, in and
+        out, whatever the filters), then the lowest node.
+        """
+        one_hop = max_hops == 1 and self._keeper is not None
+        key = (tuple(seeds), direction, _frozen(relation_types), _frozen_where(where), limit, order)
+        if one_hop and (known := self._recall(key, min_epoch)) is not None:
+            return known
+        answer = neighbors.neighbors(
+            self._desk, seeds, max_hops=max_hops, direction=direction, relation_types=relation_types, where=where,
+            order=order, limit=limit, asked=Asked(deadline, min_epoch, cancel),
+        )  # fmt: skip
+        if one_hop and answer.complete:
+            self._remember(key, answer)
+        return answer
+
+    def subgraph(
+        self,
+        seeds: Sequence[Seed],
+        max_hops: int = 1,
+        direction: Direction = "both",
+        relation_types: Sequence[str] | None = None,
+        where: Where | None = None,
+        limit: int = 100,
+        deadline: float | None = None,
+        *,
+        min_epoch: int | None = None,
+        cancel: Cancel | None = None,
+    ) -> Subgraph:
+        """Seeds, what is nearest around them, and all allowed relations among these: enough to draw it."""
+        return neighbors.subgraph(
+            self._desk, seeds, max_hops=max_hops, direction=direction, relation_types=relation_types, where=where,
+            limit=limit, asked=Asked(deadline, min_epoch, cancel),
+        )  # fmt: skip
+
+    def related(
+        self,
+        seed: Seed,
+        max_hops: int = 2,
+        direction: Direction = "both",
+        relation_types: Sequence[str] | None = None,
+        where: Where | None = None,
+        limit: int = 50,
+        deadline: float | None = None,
+        *,
+        min_epoch: int | None = None,
+        cancel: Cancel | None = None,
+    ) -> Related:
+        """Concepts related to one, nearest first, each with the relation types on one shortest way to it."""
+        return neighbors.related(
+            self._desk, seed, max_hops=max_hops, direction=direction, relation_types=relation_types, where=where,
+            limit=limit, asked=Asked(deadline, min_epoch, cancel),
+        )  # fmt: skip
+
+    def diversity(
+        self,
+        seed: Seed,
+        max_hops: int = 2,
+        direction: Direction = "both",
+        relation_types: Sequence[str] | None = None,
+        where: Where | None = None,
+        limit: int = 200,
+        deadline: float | None = None,
+        *,
+        min_epoch: int | None = None,
+        cancel: Cancel | None = None,
+    ) -> Diversity:
+        """How unlike each other the nearest concepts around one are, by their embeddings and by what links them."""
+        return neighbors.diversity(
+            self._desk, seed, max_hops=max_hops, direction=direction, relation_types=relation_types, where=where,
+            limit=limit, asked=Asked(deadline, min_epoch, cancel),
+        )  # fmt: skip
+
+    def paths(
+        self,
+        start: Seed,
+        goal: Seed,
+        max_hops: int = 6,
+        count: int = 1,
+        direction: Direction = "both",
+        relation_types: Sequence[str] | None = None,
+        where: Where | None = None,
+        deadline: float | None = None,
+        *,
+        min_epoch: int | None = None,
+        cancel: Cancel | None = None,
+    ) -> Paths:
+        """The `count` shortest paths without a concept twice: fewest hops first, then the lowest nodes in turn."""
+        return paths.paths(
+            self._desk, start, goal, max_hops=max_hops, count=count, direction=direction,
+            relation_types=relation_types, where=where, asked=Asked(deadline, min_epoch, cancel),
+        )  # fmt: skip
+
+    def enriched_path(
+        self,
+        start: Seed,
+        goal: Seed,
+        max_hops: int = 6,
+        count: int = 1,
+        direction: Direction = "both",
+        relation_types: Sequence[str] | None = None,
+        where: Where | None = None,
+        deadline: float | None = None,
+        *,
+        around_hops: int = 1,
+        around_limit: int = 10,
+        min_epoch: int | None = None,
+        cancel: Cancel | None = None,
+    ) -> EnrichedPaths:
+        """The same paths, and around each concept on them what `neighbors` gives, in one call."""
+        return paths.enriched_path(
+            self._desk, start, goal, max_hops=max_hops, count=count, around_hops=around_hops,
+            around_limit=around_limit, direction=direction, relation_types=relation_types, where=where,
+            asked=Asked(deadline, min_epoch, cancel),
+        )  # fmt: skip
+
+    # Running
+
+    def epoch(self) -> int:
+        """The latest epoch of the database."""
+        with self._pool.connection() as connection:
+            return clock.now(connection)
+
+    def refresh(self) -> int | None:
+        """Bring the snapshot up to the latest commit; its epoch, None where there is none."""
+        graph = self._keeper.refresh() if self._keeper is not None else None
+        return graph.epoch if graph is not None else None
+
+    def wait_for(self, epoch: int, timeout: float = 10.0) -> bool:
+        """Whether the snapshot comes to an epoch by itself, in time."""
+        return self._keeper is not None and self._keeper.wait_for(epoch, timeout)
+
+    def settings(self) -> GraphConfig:
+        """The configuration with what stands in the database."""
+        with self._pool.connection() as connection:
+            workers, timeout = settings.read(connection)
+        return replace(self.config, workers=workers or self.config.workers, timeout=timeout or self.config.timeout)
+
+    def edit_settings(self, *, workers: int | None = None, timeout: float | None = None) -> None:
+        """For every process, within a second. None leaves it to each process's own configuration."""
+        if workers is not None and workers not in WORKERS:
+            raise BadQuestion(f"{workers} graph workers: there are 1 to 32")
+        if timeout is not None and not TIMEOUT[0] <= timeout <= TIMEOUT[1]:
+            raise BadQuestion(f"a graph time-out of {timeout:g} s: it is {TIMEOUT[0]:g} to {TIMEOUT[1]:g}")
+        with self._pool.connection() as connection:
+            settings.edit(connection, workers, timeout)
+
+    def status(self) -> SnapshotStatus | None:
+        return self._keeper.status() if self._keeper is not None else None
+
+    def budget(self) -> BudgetUse:
+        return self._budget.use
+
+    def _recall(self, key: Any, min_epoch: int | None) -> Neighbors | None:
+        """A remembered answer, if nothing was committed since as far as this process has heard."""
+        assert self._keeper is not None
+        with self._remembering:
+            known = self._remembered.get(key)
+            if known is None:
+                return None
+            if known.as_of_epoch < max(self._keeper.latest, min_epoch or 0):
+                del self._remembered[key]
+                return None
+            self._remembered.move_to_end(key)
+            return known
+
+    def _remember(self, key: Any, answer: Neighbors) -> None:
+        with self._remembering:
+            self._remembered[key] = answer
+            self._remembered.move_to_end(key)
+            while len(self._remembered) > self.config.cached_answers:
+                self._remembered.popitem(last=False)
+
+
+def _frozen(names: Sequence[str] | None) -> tuple[str, ...] | None:
+    return None if names is None else tuple(names)
+
+
+def _frozen_where(where: Where | None) -> tuple[Any, ...]:
+    where = where or Where()
+    return (_frozen(where.ontologies), where.min_confidence, _frozen(where.categories))

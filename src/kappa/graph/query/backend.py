@@ -1,0 +1,109 @@
+"""What a walk in the database needs of it. `sql` reads Kappa's own tables.
+
+Every method takes the connection first: the caller has set the deadline on it and sees one consistent state through
+it. Nodes are integers; user text only ever comes in as parameters.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+from uuid import UUID
+
+from psycopg import Connection
+
+from kappa.graph.model import Concept, RelationType
+from kappa.graph.store import adjacency, clock, concepts, ontologies, relation_types, relations
+from kappa.graph.store.adjacency import Allowed, Ints
+from kappa.graph.store.relations import Link
+from kappa.pg.queries import Row
+
+Way = Literal["out", "in"]
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """The names that questions may use, and their numbers."""
+
+    types: Mapping[str, RelationType] = field(default_factory=dict[str, RelationType])
+    ontologies: Mapping[str, int] = field(default_factory=dict[str, int])
+
+
+class GraphBackend(Protocol):
+    """A graph in a database."""
+
+    @property
+    def name(self) -> str: ...
+
+    def epoch(self, connection: Connection[Row]) -> int:
+        """Up to which change the connection sees."""
+        ...
+
+    def vocabulary(self, connection: Connection[Row]) -> Vocabulary: ...
+
+    def numbers(self, connection: Connection[Row], ids: Sequence[UUID]) -> dict[UUID, int]:
+        """The nodes of those ids that are there."""
+        ...
+
+    def rows(self, connection: Connection[Row], nodes: Sequence[int]) -> dict[int, Concept]: ...
+
+    def expand(self, connection: Connection[Row], way: Way, frontier: Ints, allowed: Allowed, most: int) -> Ints:
+        """Nodes one hop away, each once, in any order."""
+        ...
+
+    def edges(
+        self, connection: Connection[Row], way: Way, frontier: Ints, allowed: Allowed, exempt: Ints, most: int
+    ) -> tuple[Ints, Ints, Ints]:
+        """Edges from the frontier: this end, the other, the type. Exempt nodes pass whatever their ontology."""
+        ...
+
+    def degrees(self, connection: Connection[Row], nodes: Ints) -> tuple[Ints, Ints]:
+        """Nodes that have relations, and how many, in and out."""
+        ...
+
+    def among(self, connection: Connection[Row], nodes: Ints, allowed: Allowed, most: int) -> tuple[Ints, Ints, Ints]:
+        """Relations with both ends among the nodes: from, to, type; the lowest first."""
+        ...
+
+    def between(self, connection: Connection[Row], pairs: Sequence[tuple[int, int]], allowed: Allowed) -> list[Link]:
+        """All relations from the first node of each pair to its second."""
+        ...
+
+
+class SqlBackend:
+    """Plain tables with integer nodes."""
+
+    name = "sql"
+
+    def epoch(self, connection: Connection[Row]) -> int:
+        return clock.now(connection)
+
+    def vocabulary(self, connection: Connection[Row]) -> Vocabulary:
+        return Vocabulary(
+            types={one.name: one for one in relation_types.find_all(connection)},
+            ontologies={one.name: one.number for one in ontologies.find_all(connection)},
+        )
+
+    def numbers(self, connection: Connection[Row], ids: Sequence[UUID]) -> dict[UUID, int]:
+        return concepts.numbers(connection, ids)
+
+    def rows(self, connection: Connection[Row], nodes: Sequence[int]) -> dict[int, Concept]:
+        return concepts.rows(connection, nodes)
+
+    def expand(self, connection: Connection[Row], way: Way, frontier: Ints, allowed: Allowed, most: int) -> Ints:
+        query = adjacency.EXPAND_OUT if way == "out" else adjacency.EXPAND_IN
+        return adjacency.expand(connection, query, frontier, allowed, most)
+
+    def edges(
+        self, connection: Connection[Row], way: Way, frontier: Ints, allowed: Allowed, exempt: Ints, most: int
+    ) -> tuple[Ints, Ints, Ints]:
+        query = adjacency.EDGES_OUT if way == "out" else adjacency.EDGES_IN
+        return adjacency.edges(connection, query, frontier, allowed, exempt, most)
+
+    def degrees(self, connection: Connection[Row], nodes: Ints) -> tuple[Ints, Ints]:
+        return adjacency.degrees(connection, nodes)
+
+    def among(self, connection: Connection[Row], nodes: Ints, allowed: Allowed, most: int) -> tuple[Ints, Ints, Ints]:
+        return adjacency.edges_among(connection, nodes, allowed, most)
+
+    def between(self, connection: Connection[Row], pairs: Sequence[tuple[int, int]], allowed: Allowed) -> list[Link]:
+        return relations.between(connection, pairs, allowed.types, allowed.min_confidence)

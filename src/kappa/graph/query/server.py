@@ -1,0 +1,187 @@
+"""One question's connections: a single consistent state, a deadline that the server keeps too, nothing left running.
+
+The first connection opens a transaction and stays in it for as long as the question lasts. Others, for large steps,
+take over its snapshot. Before each statement the server is told how much time is left; when the caller cancels, it is
+told to stop.
+"""
+
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
+from typing import Generic, TypeVar
+
+import psycopg
+from psycopg import Connection, errors, sql
+
+from kappa.graph.errors import GraphBusy, GraphFailed
+from kappa.graph.query.budget import Grant
+from kappa.graph.query.filters import OUT_OF_TIME, Limits
+from kappa.pg import Pool, PoolExhausted
+from kappa.pg.queries import Row
+
+T = TypeVar("T")
+
+_threads = ThreadPoolExecutor(max_workers=32, thread_name_prefix="kappa graph worker")
+"""Threads of all questions; how many work at once is the budget's to say."""
+
+CANCEL_WITHIN = 2.0
+
+
+class Stopped(Exception):
+    """A step that did not come to its end; the question answers with what it has."""
+
+    def __init__(self, stop: int) -> None:
+        super().__init__(stop)
+        self.stop = stop
+
+
+class _Work(Generic[T]):
+    """Statements that several connections share. `pop` is atomic, so each is taken once."""
+
+    def __init__(self, acts: Sequence[Callable[[Connection[Row]], T]]) -> None:
+        self._rest = list(enumerate(acts))[::-1]
+        self.results: list[T | None] = [None] * len(acts)
+        self.errors: list[psycopg.Error | Stopped] = []
+
+    def take(self, connection: Connection[Row], limits: Limits) -> None:
+        """Run statements until none is left, or none can be run any more."""
+        # One that fails must not take the transaction along, whose snapshot the others need.
+        guard = connection.transaction if len(self.results) > 1 else nullcontext
+        while True:
+            try:
+                place, act = self._rest.pop()
+            except IndexError:
+                return
+            try:
+                with guard():
+                    self.results[place] = timed(connection, limits, act)
+            except Stopped as stopped:
+                self.errors.append(stopped)
+                return
+            except psycopg.Error as error:
+                self.errors.append(error)
+                if connection.broken:
+                    return
+
+
+class Session:
+    """The first connection of a question."""
+
+    def __init__(self, pool: Pool, connection: Connection[Row], limits: Limits, grant: Grant) -> None:
+        self._pool = pool
+        self._connection = connection
+        self._limits = limits
+        self._grant = grant
+        self._exported: str | None = None
+
+    def run(self, act: Callable[[Connection[Row]], T]) -> T:
+        """One statement on the question's own connection."""
+        try:
+            return timed(self._connection, self._limits, act)
+        except psycopg.Error as error:
+            raise GraphFailed(f"the database failed a question: {' '.join(str(error).split())}") from error
+
+    def run_all(self, acts: Sequence[Callable[[Connection[Row]], T]]) -> tuple[list[T], int, int, str]:
+        """Several statements, in parallel as far as workers are free.
+
+        What came back, how many did not, how it ended, and why as text. That none came back is an error.
+        """
+        work = _Work(acts)
+        with self._grant.more(len(acts) - 1) as helpers:
+            snapshot = self._export() if helpers else ""
+            helping = [_threads.submit(self._help, snapshot, work) for _ in range(helpers)]
+            try:
+                work.take(self._connection, self._limits)
+            finally:
+                _finish(helping)
+        results = [result for result in work.results if result is not None]
+        if len(results) == len(acts):
+            return results, 0, 0, ""
+        first = work.errors[0]
+        stopped = next((error.stop for error in work.errors if isinstance(error, Stopped)), 0)
+        if not results and not stopped:
+            raise GraphFailed(f"every worker of a question failed: {' '.join(str(first).split())}") from first
+        return results, len(acts) - len(results), stopped, " ".join(str(first).split())
+
+    def _export(self) -> str:
+        if self._exported is None:
+            row = self._connection.execute("SELECT pg_export_snapshot()").fetchone()
+            assert row is not None
+            self._exported = str(row[0])
+        return self._exported
+
+    def _help(self, snapshot: str, work: _Work[T]) -> None:
+        try:
+            with opened(self._pool, self._limits, snapshot) as connection:
+                work.take(connection, self._limits)
+        except (psycopg.Error, PoolExhausted, Stopped):
+            # Who could not begin leaves the statements to the others: the question's own thread takes what is left.
+            return
+
+
+def _finish(helping: Sequence[Future[None]]) -> None:
+    for one in helping:
+        one.result()
+
+
+def timed(connection: Connection[Row], limits: Limits, act: Callable[[Connection[Row]], T]) -> T:
+    """Run a statement that the server itself ends at the deadline. The connection is in a transaction."""
+    if stop := limits.stop():
+        raise Stopped(stop)
+    try:
+        connection.execute(sql.SQL("SET LOCAL statement_timeout = {}").format(max(1, int(limits.left * 1000))))
+        return act(connection)
+    except errors.QueryCanceled:
+        raise Stopped(limits.stop() or OUT_OF_TIME) from None
+
+
+@contextmanager
+def opened(pool: Pool, limits: Limits, snapshot: str = "") -> Generator[Connection[Row]]:
+    """A connection in a transaction that sees one state, known to whoever cancels the question."""
+    if stop := limits.stop():
+        raise Stopped(stop)
+    with pool.connection(wait=max(limits.left, 0.001)) as connection:
+        key = object()
+        limits.cancel.watch(key, lambda: connection.cancel_safe(timeout=CANCEL_WITHIN))
+        try:
+            with connection.transaction():
+                connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+                if snapshot:
+                    connection.execute(sql.SQL("SET TRANSACTION SNAPSHOT {}").format(snapshot))
+                yield connection
+        finally:
+            limits.cancel.unwatch(key)
+
+
+def quick(pool: Pool, limits: Limits, act: Callable[[Connection[Row]], T]) -> T:
+    """One short statement, which fetches its rows, in a transaction of its own; all of it in two round trips."""
+    if stop := limits.stop():
+        raise Stopped(stop)
+    key = object()
+    try:
+        with pool.connection(wait=max(limits.left, 0.001)) as connection:
+            limits.cancel.watch(key, lambda: connection.cancel_safe(timeout=CANCEL_WITHIN))
+            try:
+                with connection.pipeline(), connection.transaction():
+                    connection.execute(
+                        sql.SQL("SET LOCAL statement_timeout = {}").format(max(1, int(limits.left * 1000)))
+                    )
+                    return act(connection)
+            finally:
+                limits.cancel.unwatch(key)
+    except errors.QueryCanceled:
+        raise Stopped(limits.stop() or OUT_OF_TIME) from None
+    except PoolExhausted as error:
+        raise GraphBusy(f"no connection for a question: {error}") from error
+    except psycopg.Error as error:
+        raise GraphFailed(f"the database failed a question: {' '.join(str(error).split())}") from error
+
+
+@contextmanager
+def session(pool: Pool, limits: Limits, grant: Grant) -> Generator[Session]:
+    """A question's first connection."""
+    try:
+        with opened(pool, limits) as connection:
+            yield Session(pool, connection, limits, grant)
+    except PoolExhausted as error:
+        raise GraphBusy(f"no connection for a question: {error}") from error

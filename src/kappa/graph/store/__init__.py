@@ -1,0 +1,1 @@
+"""Statements about the graph's tables. Functions take the connection first: callers own transactions."""

@@ -1,0 +1,104 @@
+"""Statements about concepts. A batch is sorted by key before it locks anything."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from uuid import UUID
+
+from psycopg import Connection
+
+from kappa.graph.errors import BadWrite
+from kappa.graph.identity import concept_key, kept
+from kappa.graph.model import Concept, NewConcept, Ontology
+from kappa.pg import queries
+from kappa.pg.queries import Row
+
+sql = queries.beside(__file__)
+UPSERT = sql["upsert"]
+COPY_IN = sql["copy_in"]
+MERGE_INCOMING = sql["merge_incoming"]
+NUMBERS = sql["numbers"]
+LOCK_NUMBERS = sql["lock_numbers"]
+ROWS = sql["rows"]
+EMBEDDINGS = sql["embeddings"]
+SET_EMBEDDINGS = sql["set_embeddings"]
+DELETE = sql["delete"]
+
+
+def upsert(connection: Connection[Row], ontology: int, ontology_key: UUID, concepts: Iterable[NewConcept]) -> int:
+    """How many are new. Two with one label are one concept: the first description, all search terms."""
+    merged: dict[UUID, tuple[str, str, set[str]]] = {}
+    for new in concepts:
+        key = concept_key(ontology_key, new.label)
+        terms = {kept(term) for term in new.search_terms}
+        if key in merged:
+            label, description, before = merged[key]
+            merged[key] = (label, description or kept(new.description), before | terms)
+        else:
+            merged[key] = (_label(new), kept(new.description), terms)
+    if not merged:
+        return 0
+    params = {
+        "ontology": ontology,
+        "keys": list(merged),
+        "labels": [label for label, _, _ in merged.values()],
+        "descriptions": [description for _, description, _ in merged.values()],
+        # Arrays inside of an array would all have to be of one length.
+        "terms": [_text_array(sorted(terms)) for _, _, terms in merged.values()],
+    }
+    return sum(row[0] for row in connection.execute(UPSERT.sql, params))
+
+
+def _label(new: NewConcept) -> str:
+    label = kept(new.label).strip()
+    if not label:
+        raise BadWrite("a concept needs a label")
+    return label
+
+
+def _text_array(texts: Iterable[str]) -> str:
+    return "{" + ",".join('"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"' for text in texts) + "}"
+
+
+def merge(connection: Connection[Row], ontology: Ontology, concepts: Iterable[NewConcept]) -> int:
+    """The same for very many, by COPY, under the lock of bulk loads."""
+    with connection.cursor().copy(COPY_IN.sql) as copy:
+        copy.set_types(["uuid", "text", "text", "text[]"])
+        for new in concepts:
+            terms = sorted({kept(term) for term in new.search_terms})
+            copy.write_row((concept_key(ontology.id, new.label), _label(new), kept(new.description), terms))
+    return connection.execute(MERGE_INCOMING.sql, {"ontology": ontology.number}).rowcount
+
+
+def numbers(connection: Connection[Row], keys: Sequence[UUID], *, lock: bool = False) -> dict[UUID, int]:
+    """The nodes of those that are there; with `lock`, they stay until the transaction ends."""
+    if not keys:
+        return {}
+    query = LOCK_NUMBERS if lock else NUMBERS
+    return dict(connection.execute(query.sql, {"keys": list(keys)}, binary=True).fetchall())
+
+
+def rows(connection: Connection[Row], nodes: Sequence[int]) -> dict[int, Concept]:
+    found = connection.execute(ROWS.sql, {"nodes": list(nodes)}, binary=True)
+    return {
+        node: Concept(key, node, label, description, ontology, tuple(terms))
+        for key, node, label, description, ontology, terms in found
+    }
+
+
+def embeddings(connection: Connection[Row], nodes: Sequence[int]) -> list[tuple[int, str, list[float]]]:
+    """Node, model and vector of those that have one."""
+    return [(row[0], row[1], row[2]) for row in connection.execute(EMBEDDINGS.sql, {"nodes": list(nodes)}, binary=True)]
+
+
+def set_embeddings(connection: Connection[Row], model: str, vectors: Mapping[UUID, Sequence[float]]) -> int:
+    """How many concepts were there to be given one."""
+    params = {
+        "model": kept(model),
+        "keys": list(vectors),
+        "embeddings": ["{" + ",".join(map(repr, map(float, vector))) + "}" for vector in vectors.values()],
+    }
+    return len(connection.execute(SET_EMBEDDINGS.sql, params).fetchall())
+
+
+def delete(connection: Connection[Row], keys: Sequence[UUID]) -> int:
+    """With their relations and evidence; how many were there."""
+    return len(connection.execute(DELETE.sql, {"keys": list(keys)}).fetchall())

@@ -1,0 +1,68 @@
+-- name: upsert
+-- Nodes are numbered as they were given, and written in the order of the keys, so that two batches never wait for each
+-- other in a circle. A concept that says nothing new is not touched.
+INSERT INTO kappa_graph.concepts AS c (id, key, ontology_id, label, description, search_terms)
+OVERRIDING SYSTEM VALUE
+SELECT n.id, n.key, %(ontology)s::int, n.label, n.description, n.terms::text[]
+  FROM (SELECT nextval('kappa_graph.concepts_id_seq') AS id, o.*
+          FROM (SELECT g.*
+                  FROM unnest(%(keys)s::uuid[], %(labels)s::text[], %(descriptions)s::text[], %(terms)s::text[])
+                       WITH ORDINALITY AS g (key, label, description, terms, place)
+                 WHERE NOT EXISTS (
+                        SELECT FROM kappa_graph.concepts AS c
+                         WHERE c.key = g.key AND (g.description = '' OR c.description <> '')
+                           AND g.terms::text[] <@ c.search_terms)
+                 ORDER BY g.place) AS o) AS n
+ ORDER BY n.key
+ON CONFLICT (key) DO UPDATE
+   SET description  = CASE WHEN c.description = '' THEN excluded.description ELSE c.description END,
+       search_terms = ARRAY(SELECT DISTINCT t FROM unnest(c.search_terms || excluded.search_terms) AS t ORDER BY t),
+       updated_at   = now()
+ WHERE (c.description = '' AND excluded.description <> '') OR NOT excluded.search_terms <@ c.search_terms
+RETURNING (xmax = 0);
+
+-- name: copy_in
+COPY kappa_graph.incoming_concepts (key, label, description, search_terms) FROM STDIN (FORMAT binary);
+
+-- name: merge_incoming
+INSERT INTO kappa_graph.concepts AS c (key, ontology_id, label, description, search_terms)
+SELECT DISTINCT ON (n.key) n.key, %(ontology)s::int, n.label, n.description, n.search_terms
+  FROM kappa_graph.incoming_concepts AS n
+ ORDER BY n.key
+ON CONFLICT (key) DO UPDATE
+   SET description  = CASE WHEN c.description = '' THEN excluded.description ELSE c.description END,
+       search_terms = ARRAY(SELECT DISTINCT t FROM unnest(c.search_terms || excluded.search_terms) AS t ORDER BY t),
+       updated_at   = now()
+ WHERE (c.description = '' AND excluded.description <> '') OR NOT excluded.search_terms <@ c.search_terms;
+
+-- name: numbers
+SELECT key, id FROM kappa_graph.concepts WHERE key = ANY (%(keys)s::uuid[]);
+
+-- name: lock_numbers
+-- In the order of the keys; a concept that is about to be deleted is waited for, and is then not there.
+SELECT key, id FROM kappa_graph.concepts WHERE key = ANY (%(keys)s::uuid[]) ORDER BY key FOR KEY SHARE;
+
+-- name: rows
+SELECT c.key, c.id, c.label, c.description, o.name, c.search_terms
+  FROM kappa_graph.concepts AS c JOIN kappa_graph.ontologies AS o ON o.id = c.ontology_id
+ WHERE c.id = ANY (%(nodes)s::bigint[]);
+
+-- name: embeddings
+SELECT c.id, c.embedding_model, c.embedding
+  FROM kappa_graph.concepts AS c
+ WHERE c.id = ANY (%(nodes)s::bigint[]) AND c.embedding IS NOT NULL;
+
+-- name: set_embeddings
+UPDATE kappa_graph.concepts AS c
+   SET embedding = e.embedding::real[], embedding_model = %(model)s::text, updated_at = now()
+  FROM (SELECT c.id, e.embedding
+          FROM unnest(%(keys)s::uuid[], %(embeddings)s::text[]) AS e (key, embedding)
+          JOIN kappa_graph.concepts AS c ON c.key = e.key ORDER BY c.key FOR NO KEY UPDATE OF c) AS e
+ WHERE c.id = e.id
+RETURNING c.id;
+
+-- name: delete
+WITH doomed AS (
+    SELECT id FROM kappa_graph.concepts WHERE key = ANY (%(keys)s::uuid[]) ORDER BY key FOR UPDATE
+)
+DELETE FROM kappa_graph.concepts AS c USING doomed AS d WHERE c.id = d.id RETURNING c.id;

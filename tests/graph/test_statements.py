@@ -1,0 +1,52 @@
+"""Every named statement of the graph is valid on its schema, and the package is as light as it says."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import psycopg
+import pytest
+
+import kappa.graph
+from kappa.pg import check
+from kappa.pg.queries import Query, Row, load
+
+Session = psycopg.Connection[Row]
+
+
+def every_query() -> list[Query]:
+    files = sorted(Path(kappa.graph.__path__[0]).rglob("*.sql"))
+    return [query for path in files if path.parent.name != "migrations" for query in load(path).values()]
+
+
+def test_every_named_statement_is_valid(connection: Session) -> None:
+    for query in every_query():
+        text = "\n".join(line for line in query.numbered().splitlines() if not line.lstrip().startswith("--")).strip()
+        if text.startswith("COPY"):
+            with connection.cursor().copy(query.sql) as copy:
+                if "TO STDOUT" in text:
+                    assert list(copy) != []
+        elif text.startswith("TRUNCATE"):
+            connection.execute(query.sql)
+        else:
+            connection.execute(f"PREPARE checked AS {text}".encode())
+            connection.execute("DEALLOCATE checked")
+
+
+def test_the_schema_is_what_the_program_knows(connection: Session) -> None:
+    check(connection, [kappa.graph.COMPONENT])
+
+
+def test_migrating_needs_no_numpy() -> None:
+    program = (
+        "import sys, kappa.graph as g; g.COMPONENT; assert 'numpy' not in sys.modules; "
+        "g.Graph; assert 'numpy' in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_what_the_package_names_is_there() -> None:
+    for name in kappa.graph.__all__:
+        assert getattr(kappa.graph, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        kappa.graph.nothing  # noqa: B018

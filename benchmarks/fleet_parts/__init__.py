@@ -1,0 +1,1 @@
+"""What `benchmarks.fleet` is made of: its ground, the simulator, the plain design, the ledger, the scenarios."""

@@ -228,6 +228,7 @@ class Server:
         self.process: psutil.Popen | None = None
 
     def start(self, patience: float = 60.0) -> None:
+        self._log.parent.mkdir(parents=True, exist_ok=True)
         with self._log.open("ab") as log:
             self.process = psutil.Popen(self._command, env=dict(self._env), stdout=log, stderr=log)
         self.process.cpu_affinity([self._core])

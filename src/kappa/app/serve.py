@@ -39,6 +39,7 @@ log = logging.getLogger(__name__)
 
 OPERATOR = "operator"
 PORTS_TRIED = 20
+BACKLOG = 4096
 LAST_WORDS = 5.0
 """Seconds in which an open stream can still say that the server drains."""
 
@@ -117,7 +118,7 @@ def listener(host: str, port: int, *, any_port: bool) -> Generator[socket.socket
         try:
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listening.bind((host, number))
-            listening.listen(4096)
+            listening.listen(BACKLOG)
         except (OSError, OverflowError) as refused:
             listening.close()
             error = refused if isinstance(refused, OSError) else OSError(str(refused))
@@ -231,7 +232,8 @@ def _uvicorn_config(app: Callable[..., Awaitable[None]]) -> uvicorn.Config:
         access_log=False,
         server_header=False,
         proxy_headers=False,  # whoever connects could claim any address
-        timeout_keep_alive=75,  # longer than a worker is silent between two beats
+        timeout_keep_alive=180,  # longer than a worker is silent between two beats
+        backlog=BACKLOG,
         timeout_graceful_shutdown=int(LAST_WORDS),
     )
 

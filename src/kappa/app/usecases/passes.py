@@ -19,7 +19,7 @@ from kappa.pg.queries import Row
 sql = queries.beside(__file__)
 FIND_PASSES = sql["find_passes"]
 
-REMEMBERED = 60.0
+REMEMBERED = 300.0
 UNHEARD = 2.0
 """Seconds that a pass is remembered, and while nobody would say that it was revoked."""
 MOST = 100_000

@@ -51,6 +51,7 @@ BEATS_PER_LEASE = 3
 LOOK_AT_LANES = 15.0
 TELL_SEEN = 5.0
 ASK_AGAIN = 5.0
+KNOWN_FOR = 0.8 * store.GONE_AFTER.total_seconds()
 LOOK_AGAIN = 0.05
 """Whoever enqueued before this server was known to sleep may commit a little later."""
 
@@ -94,7 +95,8 @@ class Fleet:
         self.claimed = 0
         self._lanes: Mapping[str, FleetLane] = {}
         self._asleep: set[str] = set()
-        self._known: set[str] = set()
+        self._known: dict[str, float] = {}
+        """Until when, on the loop's clock, a worker's row needs no other look."""
         self._seen: set[str] = set()
 
     @asynccontextmanager
@@ -214,7 +216,7 @@ class Fleet:
     ) -> None:
         owner = who.owner(worker)
         self._seen.add(owner)
-        if owner in self._known and not always:
+        if not always and self._known.get(owner, 0.0) > asyncio.get_running_loop().time():
             return
         machine = {
             "owner": owner, "pass": who.id, "worker": worker, "kinds": able.kinds, "cores": able.cores,
@@ -224,7 +226,7 @@ class Fleet:
         if not await self.registrations(machine):
             detail = f"this token is for {who.machines} machines at most, and so many are at work"
             raise Refused(Refusal.TOO_MANY_MACHINES, detail)
-        self._known.add(owner)
+        self._known[owner] = asyncio.get_running_loop().time() + KNOWN_FOR
 
     async def _register(self, machines: list[dict[str, Any]]) -> list[bool]:
         latest = {machine["owner"]: machine for machine in machines}
@@ -259,7 +261,7 @@ class Fleet:
                    for place, verdict, reason in told}  # fmt: skip
         for one, notice in notices.items():
             if notice.verdict is wire.Verdict.LOST:
-                log.info("fleet: task %d is no longer of %s", one.id, one.owner)
+                log.debug("fleet: task %d is no longer of %s", one.id, one.owner)
         return [[notices[one] for one in group if one in notices] for group in batch]
 
     async def _update(self, batch: list[Update]) -> list[tuple[str | None] | None]:
@@ -355,8 +357,11 @@ class Fleet:
         except Refused:
             self._seen |= seen
             return
-        # Those that the table lost, and those that were silent, say who they are when they ask again.
-        self._known &= known
+        # Those that the table lost, and those that were silent for long, say who they are when they ask again.
+        now = asyncio.get_running_loop().time()
+        known_anew = {owner: now + KNOWN_FOR for owner in known if owner in self._known}
+        kept = {owner: until for owner, until in self._known.items() if until > now and owner not in seen}
+        self._known = kept | known_anew
 
 
 def away() -> Refused:

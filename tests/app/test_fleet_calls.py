@@ -26,7 +26,12 @@ CALLS: dict[str, dict[str, Any]] = {
     "fail_task": HELD,
     "release_task": HELD,
 }
-FILES = {"tasks/4711/inputs/a": "GET", "tasks/4711/logs/stdout": "PUT", "tasks/4711/artifacts/a": "PUT"}
+FILES = {
+    "tasks/4711/inputs/a": "GET",
+    "tasks/4711/logs/stdout": "PUT",
+    "tasks/4711/artifacts/a": "PUT",
+    "tasks/4711/exit/0": "PUT",
+}
 BLOCKED = (
     "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND cardinality(pg_blocking_pids(pid)) > 0"
 )
@@ -65,6 +70,10 @@ async def every_call(remote: Remote) -> dict[str, Any]:
 
 
 # Who may
+
+
+def test_every_call_is_among_those_that_are_asked_here(site: Site) -> None:
+    assert set(site.services.fleet.calls) == {*CALLS, *(name.split("/")[2] for name in FILES)}
 
 
 @pytest.mark.parametrize("role", ROLES)

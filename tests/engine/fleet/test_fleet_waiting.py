@@ -236,12 +236,13 @@ async def test_a_job_that_comes_while_the_parked_are_looked_after_is_not_missed(
 
 async def test_a_wait_that_ends_has_an_answer_that_says_when_to_come_again(url: str) -> None:
     async with server(url) as fleet:
-        caller = await enters(fleet, wait=0.05)
-        said = wire.Tasks.model_validate_json(await fleet.tasks(await answer(caller)))
-        assert said.tasks == []
-        assert said.retry_after is not None
-        assert 2 <= said.retry_after <= 8
+        nothing = await answer(await enters(fleet, wait=0.05))
         assert fleet.room.waiting == 0
+        for at_once, low, high in ((False, 2, 8), (True, 0, 0)):
+            said = wire.Tasks.model_validate_json(await fleet.tasks(nothing, at_once=at_once))
+            assert said.tasks == []
+            assert said.retry_after is not None
+            assert low <= said.retry_after <= high
 
 
 async def test_a_wait_that_ends_while_a_task_is_claimed_gives_that_task(

@@ -75,6 +75,11 @@ class FleetApp:
         }
         self._all_well: tuple[float, bytes] = (0.0, b"")
 
+    @property
+    def calls(self) -> tuple[str, ...]:
+        """Everything that there is to call, by name."""
+        return (*self._calls, *SORTS)
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         name = scope["path"][len(PREFIX) :]
         call = self._calls.get(name)

@@ -1,7 +1,11 @@
 """One embedded server for the whole run, and a fresh database, cloned from a migrated template, for each test."""
 
 import itertools
+import os
+import shutil
+import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +22,9 @@ TEMPLATE = "kappa_template"
 
 # Durability against a power cut is not under test; against a killed server it is, and that holds without fsync.
 QUICK = {"fsync": "off", "max_connections": "200", "autovacuum_naptime": "5s"}
+
+ROOM = 4 << 30
+"""Bytes: the fullest database that a test makes, several times over."""
 
 _numbers = itertools.count(1)
 
@@ -47,11 +54,24 @@ class Server:
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    embedded = EmbeddedServer(tmp_path_factory.mktemp("kappa"), settings=QUICK, say=print)
-    with embedded.hold("the tests"):
-        running = Server(embedded)
-        yield running
-        running.admin.close()
+    with _quick_directory(tmp_path_factory) as home:
+        embedded = EmbeddedServer(home, settings=QUICK, say=print)
+        with embedded.hold("the tests"):
+            running = Server(embedded)
+            yield running
+            running.admin.close()
+
+
+@contextmanager
+def _quick_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """In memory where there is room. A database is a thousand files, and on a disk making them costs more than most
+    tests do."""
+    memory = Path("/dev/shm")
+    if not os.access(memory, os.W_OK) or shutil.disk_usage(memory).free < ROOM:
+        yield tmp_path_factory.mktemp("kappa")
+        return
+    with tempfile.TemporaryDirectory(prefix="kappa-tests-", dir=memory, ignore_cleanup_errors=True) as made:
+        yield Path(made) / "home"
 
 
 @pytest.fixture(scope="session")

@@ -268,7 +268,7 @@ async def _page(site: Site) -> bytes:
     """The page as it is when no connection is left to ask who wants it."""
     from kappa.app.metrics import Now
 
-    return await site.services.metrics.page(Now(None, [site.services.auth.use()], 0, (0, 0)))
+    return await site.services.metrics.page(Now(None, None, [site.services.auth.use()], 0, (0, 0)))
 
 
 async def test_the_pools_of_a_worker_in_this_process_are_seen(
@@ -599,6 +599,7 @@ async def test_the_document_lists_every_metric_with_its_labels_and_no_other(
     rows = re.findall(r"^\| `(kappa_\w+)` \| (\w+) \|([^|]*)\|", text, re.MULTILINE)
     documented = {(name, kind, frozenset(re.findall(r"`(\w+)`", labels))) for name, kind, labels in rows}
     await everything(site, engine, operator)
+    await operator.post("/fleet/v1/beat", json={"worker": "w1"})
     answer = await operator.get("/metrics")
     there = {
         (sample.name if family.type == "counter" else family.name, family.type, frozenset(sample.labels) - {"le"})

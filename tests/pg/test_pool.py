@@ -84,7 +84,7 @@ def test_a_hundred_callers_of_two_connections_all_get_their_turn(url: str) -> No
 
 
 def test_a_crowded_pool_takes_nothing_away_from_its_siblings(url: str) -> None:
-    bounds = {"queue": Bounds(1, 2, 0.2), "graph": Bounds(1, 2, 0.2)}
+    bounds = {"queue": Bounds(1, 2), "graph": Bounds(1, 2, 1.0)}
     with (
         Database(url, bounds=bounds).pools() as pools,
         pools["graph"].connection(),

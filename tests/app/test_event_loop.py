@@ -106,7 +106,7 @@ class Everything:
             "/users",
         ):
             await self.ask("GET", path, 200)
-        for path in ("/roles", "/audit", "/admin/workers/status", "/admin/workers/lanes"):
+        for path in ("/roles", "/audit", "/admin/workers/status", "/admin/workers/lanes", "/admin/fleet/workers"):
             await self.ask("GET", path, 200)
         await self.ask("GET", "/jobs/{job_id}", 200, job_id=job)
 

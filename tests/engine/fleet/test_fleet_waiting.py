@@ -13,7 +13,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from kappa.engine.fleet import dispatch, store, wire
+from kappa.engine.fleet import dispatch, store, waiting_room, wire
 from kappa.engine.fleet.dispatch import Fleet
 from kappa.engine.fleet.refusals import Refused
 from kappa.engine.fleet.store import Ending
@@ -425,3 +425,23 @@ async def test_what_is_rare_takes_no_connection_from_beats(
         assert not any(task.done() for task in rare)
         other.rollback()
         await asyncio.gather(*rare)
+
+
+async def test_a_claim_in_vain_speaks_for_those_who_can_do_no_more_until_something_comes(
+    url: str, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(waiting_room, "IN_VAIN", 1000.0)
+    async with server(url) as fleet:
+
+        async def asks_for_any(request: str, **able: Any) -> list[int]:
+            return [one.id for one in await answer(await enters(fleet, request=request, wait=0, **able))]
+
+        assert await asks_for_any("r1", cores=2) == []
+        here = put(connection)  # and nobody is told: nobody waits
+        assert await asks_for_any("r2", cores=1) == []
+        assert await asks_for_any("r3", cores=4) == [here]
+        second = put(connection)
+        fleet.room.wake(["crunch"])
+        assert await asks_for_any("r4") == [second]
+        assert await asks_for_any("r5") == []
+        assert await asks_for_any("r4") == [second]  # what is one's own already is given whatever is believed

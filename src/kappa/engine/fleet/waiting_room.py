@@ -19,6 +19,10 @@ log = logging.getLogger(__name__)
 
 BATCH = 64
 """Callers that one claim serves."""
+IN_VAIN = 0.25
+"""Seconds for which a claim that found nothing speaks for others who can do no more, unless something comes."""
+BELIEFS = 256
+"""Kinds, and abilities for each, that are remembered so; then all are forgotten."""
 
 Kinds = tuple[str, ...]
 Claim = Callable[[Sequence[Ask], Kinds], Awaitable[list[list[Given]]]]
@@ -59,6 +63,9 @@ class WaitingRoom:
         self._parked: dict[Kinds, dict[Ability, dict[Caller, None]]] = {}
         self._woken: dict[Kinds, list[Ability]] = {}
         """Kinds of which there may be something, and who was seen since to have nothing of it."""
+        self._in_vain: dict[Kinds, dict[Ability, float]] = {}
+        """For whom there was nothing, and until when that is believed."""
+        self._wakes = 0
         self._by_request: dict[tuple[str, str], Caller] = {}
         self._serving = 0
         self._served_kinds: Kinds | None = None
@@ -113,6 +120,9 @@ class WaitingRoom:
 
     def wake(self, kinds: Collection[str] | None = None) -> None:
         """There may be something to do of these kinds, or of any. Also for those whose claim may be too early."""
+        self._wakes += 1
+        for hoped_for in [one for one in self._in_vain if kinds is None or not set(one).isdisjoint(kinds)]:
+            del self._in_vain[hoped_for]
         here = self._parked if self._served_kinds is None else {*self._parked, self._served_kinds}
         for waited_for in here:
             if kinds is None or not set(waited_for).isdisjoint(kinds):
@@ -166,18 +176,32 @@ class WaitingRoom:
         self._fresh.extendleft(reversed(others))
         self._serving = len(callers)
         try:
-            if callers:
-                await self._serve(kinds, callers)
+            hopeless = self._hopeless(kinds, callers)
+            hopeful = [caller for caller in callers if caller not in hopeless]
+            if hopeful:
+                await self._serve(kinds, hopeful)
+            if hopeless:
+                await self._serve(kinds, list(hopeless), new=False)
         finally:
             self._serving = 0
 
-    async def _serve(self, kinds: Kinds, callers: list[Caller]) -> list[Caller]:
-        """Claim for them; gives those who got nothing."""
+    def _hopeless(self, kinds: Kinds, callers: list[Caller]) -> dict[Caller, None]:
+        """Those who can do no more than somebody for whom there was nothing a moment ago."""
+        now = asyncio.get_running_loop().time()
+        without = [ability for ability, until in self._in_vain.get(kinds, {}).items() if until > now]
+        if not without:
+            self._in_vain.pop(kinds, None)
+            return {}
+        return {caller: None for caller in callers if any(_covers(other, caller.ability) for other in without)}
+
+    async def _serve(self, kinds: Kinds, callers: list[Caller], *, new: bool = True) -> list[Caller]:
+        """Claim for them; gives those who got nothing. Without `new` they get what was theirs already, if it was."""
         self._served_kinds = kinds
+        wakes = self._wakes
         for caller in callers:
             caller.is_served = True
         try:
-            given = await self._claim([caller.ask for caller in callers], kinds)
+            given = await self._claim([caller.ask for caller in callers], kinds if new else ())
         except BaseException as error:
             refused = error if isinstance(error, Refused) else Refused(Refusal.UNAVAILABLE, "no claim: try again")
             for caller in callers:
@@ -193,6 +217,8 @@ class WaitingRoom:
         for caller, tasks in zip(callers, given, strict=True):
             if tasks:
                 self._answer(caller, tasks)
+        if new and wakes == self._wakes:
+            self._believe(kinds, left)
         for caller in left:
             self._park(caller)
         if kinds in self._parked:
@@ -200,6 +226,12 @@ class WaitingRoom:
                 if await self._tell_parked(kinds):
                     self._woken[kinds] = []
         return left
+
+    def _believe(self, kinds: Kinds, left: list[Caller]) -> None:
+        if len(self._in_vain) >= BELIEFS or len(self._in_vain.get(kinds, ())) >= BELIEFS:
+            self._in_vain.clear()
+        until = asyncio.get_running_loop().time() + IN_VAIN
+        self._in_vain.setdefault(kinds, {}).update({caller.ability: until for caller in left})
 
     def _park(self, caller: Caller) -> None:
         if caller.answer.done():

@@ -21,6 +21,9 @@ BATCH = 64
 """Callers that one claim serves."""
 IN_VAIN = 0.25
 """Seconds for which a claim that found nothing speaks for others who can do no more, unless something comes."""
+REST = 20
+"""And so many times as long as it took, if that is more: such claims cost a twentieth of a core at most."""
+LONGEST_REST = 5.0
 BELIEFS = 256
 """Kinds, and abilities for each, that are remembered so; then all are forgotten."""
 
@@ -197,7 +200,7 @@ class WaitingRoom:
     async def _serve(self, kinds: Kinds, callers: list[Caller], *, new: bool = True) -> list[Caller]:
         """Claim for them; gives those who got nothing. Without `new` they get what was theirs already, if it was."""
         self._served_kinds = kinds
-        wakes = self._wakes
+        wakes, begun = self._wakes, asyncio.get_running_loop().time()
         for caller in callers:
             caller.is_served = True
         try:
@@ -218,7 +221,7 @@ class WaitingRoom:
             if tasks:
                 self._answer(caller, tasks)
         if new and wakes == self._wakes:
-            self._believe(kinds, left)
+            self._believe(kinds, left, asyncio.get_running_loop().time() - begun)
         for caller in left:
             self._park(caller)
         if kinds in self._parked:
@@ -227,10 +230,10 @@ class WaitingRoom:
                     self._woken[kinds] = []
         return left
 
-    def _believe(self, kinds: Kinds, left: list[Caller]) -> None:
+    def _believe(self, kinds: Kinds, left: list[Caller], took: float) -> None:
         if len(self._in_vain) >= BELIEFS or len(self._in_vain.get(kinds, ())) >= BELIEFS:
             self._in_vain.clear()
-        until = asyncio.get_running_loop().time() + IN_VAIN
+        until = asyncio.get_running_loop().time() + max(IN_VAIN, min(REST * took, LONGEST_REST))
         self._in_vain.setdefault(kinds, {}).update({caller.ability: until for caller in left})
 
     def _park(self, caller: Caller) -> None:

@@ -237,7 +237,9 @@ class AgeBackend:
 
     def _tables(self, labels: Iterable[_Label]) -> composing.Composable:
         columns = composing.SQL("SELECT id, start_id, end_id, properties FROM {}")
-        tables = [columns.format(composing.Identifier(self.graph, label.table)) for label in labels]
+        # psycopg looks for parameters in quoted names as well.
+        names = [label.table.replace("%", "%%") for label in labels]
+        tables = [columns.format(composing.Identifier(self.graph, name)) for name in names]
         return composing.SQL("({})").format(composing.SQL(" UNION ALL ").join(tables))
 
     def _filters(self, allowed: Allowed) -> dict[str, Any]:

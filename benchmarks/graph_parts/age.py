@@ -63,7 +63,7 @@ def fill_age(
     """Make a graph of vertices `Concept` and edges `RELATES`. `edges` are heads and tails, numbered 1 to `nodes`.
 
     A vertex has an `id`, a `label` and one of ten ontologies, `part 1` to `part 10`. Node n has the graphid n plus the
-    number that is returned.
+    number that is returned. The connection is in autocommit, so that the tables can be vacuumed.
     """
     heads, tails = edges
     with connection.transaction():
@@ -108,7 +108,9 @@ def fill_age(
                 ),
                 [max(1, last)],
             )
-    connection.execute(sql.SQL("ANALYZE {}, {}").format(sql.Identifier(name, VERTEX), sql.Identifier(name, EDGE)))
+    connection.execute(
+        sql.SQL("VACUUM ANALYZE {}, {}").format(sql.Identifier(name, VERTEX), sql.Identifier(name, EDGE))
+    )
     return int(str(label[VERTEX])) << 48
 
 

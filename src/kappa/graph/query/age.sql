@@ -9,10 +9,10 @@ SELECT l.id::int, l.name::text, l.kind::text, c.relname::text
  WHERE g.name = %(graph)s::name;
 
 -- name: ontologies
--- Places of those names that some vertex has.
+-- Places of those names that some vertex has. The first one is enough; EXISTS might be planned to read them all.
 SELECT n.place
   FROM unnest(%(names)s::ag_catalog.agtype[]) WITH ORDINALITY AS n (name, place)
- WHERE EXISTS (SELECT FROM {vertices} AS v WHERE {ontology} OPERATOR(ag_catalog.=) n.name);
+ WHERE (SELECT true FROM {vertices} AS v WHERE {ontology} OPERATOR(ag_catalog.=) n.name LIMIT 1);
 
 -- name: numbers
 SELECT v.id, {id}

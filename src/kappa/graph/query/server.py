@@ -147,7 +147,12 @@ def opened(pool: Pool, limits: Limits, snapshot: str = "", *, wait: float = floa
         limits.cancel.watch(key, lambda: connection.cancel_safe(timeout=CANCEL_WITHIN))
         try:
             with connection.transaction():
-                connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+                # A walk is parallel by itself, within the budget; the server's own workers are outside of it, and
+                # to start them takes longer than most steps.
+                connection.execute(
+                    "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY; "
+                    "SET LOCAL max_parallel_workers_per_gather = 0"
+                )
                 if snapshot:
                     connection.execute(sql.SQL("SET TRANSACTION SNAPSHOT {}").format(snapshot))
                 yield connection

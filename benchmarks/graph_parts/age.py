@@ -15,6 +15,9 @@ import psycopg
 from numpy.typing import NDArray
 from psycopg import sql
 
+from kappa.pg.embedded.binaries import find_binaries
+
+MADE_FOR = 18
 VERTEX, EDGE = "Concept", "RELATES"
 
 
@@ -32,12 +35,12 @@ def age_files() -> list[Path]:
 
 @cache
 def age_settings() -> dict[str, str]:
-    """What an embedded server of PostgreSQL 18 must be told to have AGE; empty where there is none.
+    """What the embedded server must be told to have AGE; empty where there is none for it.
 
     The files are copied to where the server's account may read them, for as long as this process lives.
     """
     files = age_files()
-    if not files:
+    if not files or find_binaries().major != MADE_FOR:
         return {}
     home = Path(tempfile.mkdtemp(prefix="kappa-age-"))
     atexit.register(shutil.rmtree, home, ignore_errors=True)

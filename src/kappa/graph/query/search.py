@@ -8,6 +8,7 @@ from psycopg import Connection
 
 from kappa.graph.config import MAX_TEXT
 from kappa.graph.errors import BadQuestion, UnknownConcept
+from kappa.graph.identity import kept
 from kappa.graph.model import Matched, SearchAnswer, SearchHit, ServedBy, Skipped, Where
 from kappa.graph.query import vectors
 from kappa.graph.query.asking import Asked, Desk, Question, Seed, check_limit
@@ -25,9 +26,8 @@ FUSION = 60
 """Of two rankings, a concept's score is the sum of 1 / (60 + its rank in each)."""
 DEPTH = 100
 """How much of each ranking is fused: so many, or as many as are asked for if that is more."""
-PART = 8192
-"""Nodes whose embeddings are read by one statement, where they are not in memory."""
 TRIES = 3
+"""How often both rankings are made, if something is committed between them each time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ def search(
         if like is not None:
             target = _like(question, like, model)
         elif vector is not None and model is not None:
-            target = Target(Kind(model, len(vector)), vector)
+            target = Target(Kind(kept(model), len(vector)), vector)
         said = texts.said(text) if text is not None else None
         found = _found(question, said, target, filters, max(limit, DEPTH) if said and target else limit, min_similarity)
         if found.stop and not found.texts and not found.near:
@@ -193,11 +193,13 @@ def _look_for(found: Found, session: Session, said: Said, filters: Filter, never
     """One way after the other, until there is enough: none of a later way would be before one of an earlier."""
 
     def act(way: Query) -> Callable[[Connection[Row]], list[TextHit]]:
-        return lambda connection: texts.find(connection, way, said, filters.ontologies, never, most)
+        return lambda connection: texts.find(connection, way, worded, filters.ontologies, never, most)
 
     best: dict[int, TextHit] = {}
+    worded = said
     for way in texts.ways(said):
         try:
+            worded = session.run(lambda connection: texts.worded(connection, said)) if worded is said else worded
             hits = session.run(act(way))
         except Stopped as stopped:
             found.stop = stopped.stop
@@ -215,9 +217,9 @@ def _read_through(question: Question, said: Said | None, target: Target, wanted:
     """All embeddings of the model, part by part, where there is no room to keep them. One state for everything."""
     kind = target.kind
 
-    def act(low: int) -> Callable[[Connection[Row]], Near]:
+    def act(low: int, high: int) -> Callable[[Connection[Row]], Near]:
         return lambda connection: vectors.nearest_of(
-            stored.block(connection, kind, low, low + PART, filters.ontologies), wanted
+            stored.block(connection, kind, low, high, filters.ontologies), wanted
         )
 
     with question.state() as session:
@@ -226,7 +228,7 @@ def _read_through(question: Question, said: Said | None, target: Target, wanted:
             _look_for(found, session, said, filters, target.never, wanted.limit)
         try:
             bounds = session.run(lambda connection: stored.bounds(connection, kind))
-            acts = [act(low) for low in range(bounds.low, bounds.high + 1, PART)] if bounds.vectors else []
+            acts = [act(low, high) for low, high in stored.parts(kind, bounds)]
             parts, missing, stop, trouble = session.run_all(acts) if acts else ([], 0, 0, "")
             if missing:
                 found.stop = stop

@@ -22,7 +22,7 @@ from kappa.graph.query.budget import Grant
 from kappa.graph.query.filters import OUT_OF_TIME, Limits
 from kappa.graph.query.reading import one_state
 from kappa.graph.query.server import Stopped, session
-from kappa.graph.query.vectors import ROWS, Builder, Matrix, row_bytes
+from kappa.graph.query.vectors import Builder, Matrix, block_rows, row_bytes
 from kappa.graph.store import clock
 from kappa.graph.store import vectors as stored
 from kappa.graph.store.adjacency import Ints, unpack
@@ -66,8 +66,10 @@ class _Kept:
 class VectorKeeper:
     """The embeddings of one process."""
 
-    def __init__(self, pool: Pool, config: GraphConfig) -> None:
+    def __init__(self, pool: Pool, config: GraphConfig, packs: bool) -> None:
+        """`packs`: whether the compiled kernel is to be used, if there is one."""
         self._pool = pool
+        self._packs = packs and vectors.COMPILED is not None
         self._most = config.vectors_bytes
         self._changed = threading.Condition()
         self._kept: dict[Kind, _Kept] = {}
@@ -153,15 +155,16 @@ class VectorKeeper:
             self._changed.notify_all()
 
     def _build(self, connection: Connection[Row], kind: Kind, kept: _Kept) -> Matrix | None:
-        builder = Builder(kind, clock.now(connection))
+        builder = Builder(kind, clock.now(connection), self._packs)
         bounds = stored.bounds(connection, kind)
-        if not self._make_room(kept, -(-bounds.vectors // ROWS) * ROWS * row_bytes(kind.dimension)):
+        room = block_rows(kind.dimension)
+        if not self._make_room(kept, -(-bounds.vectors // room) * room * row_bytes(kind.dimension, self._packs)):
             kept.too_large_at = time.monotonic()
             return None
-        for low in range(bounds.low, bounds.high + 1, ROWS):
+        for low, high in stored.parts(kind, bounds):
             if self._closing:
                 raise GraphFailed("the graph was closed meanwhile")
-            builder.add(stored.block(connection, kind, low, low + ROWS, None))
+            builder.add(stored.block(connection, kind, low, high, None))
         return builder.matrix()
 
     def _make_room(self, kept: _Kept, needed: int) -> bool:
@@ -202,7 +205,7 @@ class VectorKeeper:
                 return None
             now = opened.run(lambda connection: stored.some(connection, old.kind, touched))
         made = vectors.apply(old, epoch, touched, now)
-        return vectors.compact(made) if made.dead > max(ROWS, made.rows // 4) else made
+        return vectors.compact(made) if made.dead > max(made.room, made.rows // 4) else made
 
     def status(self) -> tuple[VectorStatus, ...]:
         with self._changed:

@@ -4,13 +4,15 @@ A `Matrix` never changes. Its rows stand in blocks that its successors share: a 
 appended behind the last row, where older matrices don't look, and the row that it replaces is marked dead in a copy of
 the marks. So a reader keeps its matrix, a writer waits for nobody, and a refresh costs what was touched.
 
-The search is exact. Every row is compared, in single precision; whoever comes near enough to the best to be among them
-is compared again in double precision. Similarities are cosines in millionths, and equal ones are ordered by node.
+The search is exact. Every row is compared, in eight bits where the compiled kernel is and in single precision
+elsewhere; whoever comes near enough to the best to be among them, by what is known to be lost, is compared again in
+double precision. Similarities are cosines in millionths, and equal ones are ordered by node.
 """
 
+import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,8 +25,20 @@ from kappa.graph.store.vectors import Block, Floats, Kind
 Doubles: TypeAlias = NDArray[np.float64]
 Marks: TypeAlias = NDArray[np.bool_]
 
-ROWS = 8192
-"""Of a block. Between two of them a search looks at the clock."""
+
+def _compiled() -> Any | None:
+    try:
+        return importlib.import_module("kappa.graph.query._dots")
+    except ImportError:
+        return None
+
+
+COMPILED = _compiled()
+"""The kernel that packs vectors into eight bits, where it was built."""
+
+BLOCK_BYTES = 12 << 20
+"""Of a block of vectors, about. Between two of them a search looks at the clock."""
+MOST_ROWS = 8192
 PLACES = 6
 """Of a similarity."""
 
@@ -52,6 +66,11 @@ class Near:
     """How the search ended."""
 
 
+def block_rows(dimension: int) -> int:
+    """Rows of a block."""
+    return min(MOST_ROWS, max(1, BLOCK_BYTES // (4 * dimension)))
+
+
 def margin(dimension: int) -> float:
     """More than single precision, in whatever order it adds, and rounding can be wrong about two cosines."""
     return 2e-6 + 1.2e-7 * dimension
@@ -72,33 +91,75 @@ def units(vectors: Floats) -> tuple[Floats, Marks]:
     return wide.astype(np.float32), sound
 
 
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """Unit vectors in eight bits."""
+
+    rows: NDArray[np.int8]
+    scale: Floats
+    loss: Floats
+    """How long the difference between each vector and its packed form is."""
+
+    @property
+    def nbytes(self) -> int:
+        return self.rows.nbytes + self.scale.nbytes + self.loss.nbytes
+
+    def first(self, count: int) -> "Packed":
+        return Packed(self.rows[:count], self.scale[:count], self.loss[:count])
+
+
+class _Query:
+    """A unit vector in sixteen bits, or as many less as keep the sum of products within 32."""
+
+    def __init__(self, unit: Doubles) -> None:
+        most = min(32767, ((1 << 31) - 1) // (127 * len(unit)))
+        self.step = float(np.abs(unit).max()) / most
+        self.levels = np.rint(unit / self.step).astype(np.int16)
+        # A packed vector may be longer than 1, but never twice as long.
+        self.loss = 2.0 * float(np.linalg.norm(unit - self.levels * self.step))
+
+    def dots(self, packed: Packed) -> Floats:
+        assert COMPILED is not None
+        out = np.empty(len(packed.scale), np.float32)
+        COMPILED.dots(packed.rows, packed.scale, self.levels, self.step, out)
+        return out
+
+
 class Ranking:
     """The best of all blocks that were looked through so far."""
 
     def __init__(self, wanted: Nearest) -> None:
         self._wanted = wanted
         self._single = wanted.unit.astype(np.float32)
+        self._query = _Query(wanted.unit)
         self._margin = margin(len(wanted.unit))
-        self._floor = wanted.least - self._margin
+        self._floor = wanted.least
+        """What nobody can be below who is still to be among the best."""
         self._nodes: list[Ints] = []
         self._scores: list[Doubles] = []
         self._count = 0
 
-    def look(self, nodes: Ints, groups: UInt16 | Ints, rows: Floats, alive: Marks | None) -> None:
+    def look(
+        self, nodes: Ints, groups: UInt16 | Ints, rows: Floats, alive: Marks, packed: Packed | None = None
+    ) -> None:
         """Rank a block of unit vectors along with what was seen before."""
-        scores = rows @ self._single
-        passes = scores >= self._floor
-        if alive is not None:
-            passes &= alive
-        places = np.flatnonzero(passes)
+        if packed is not None:
+            scores = self._query.dots(packed)
+            slack = packed.loss + np.float32(self._query.loss + self._margin)
+        else:
+            # Not by BLAS: its threads wait for each other, and on a busy machine that is most of the time.
+            scores = np.einsum("ij,j->i", rows, self._single)
+            slack = np.full(len(scores), self._margin, np.float32)
+        high = scores + slack
+        places = np.flatnonzero((high >= self._floor) & alive)
         if self._wanted.ontology_ok is not None:
             places = places[self._wanted.ontology_ok[groups[places]] != 0]
         if self._wanted.never:
             places = places[nodes[places] != self._wanted.never]
         if len(places) > 4 * self._wanted.limit:
-            # Of one block no more can be among the best than are wanted, and those that single precision can't tell.
-            worst = np.partition(scores[places], -self._wanted.limit)[-self._wanted.limit]
-            places = places[scores[places] >= worst - self._margin]
+            # So many of this block are surely no worse than this one.
+            worst = np.partition((scores - slack)[places], -self._wanted.limit)[-self._wanted.limit]
+            places = places[high[places] >= worst]
         if not len(places):
             return
         self._nodes.append(nodes[places])
@@ -111,7 +172,7 @@ class Ranking:
         best = self.best()
         self._nodes, self._scores, self._count = [best.nodes], [best.similarities], len(best.nodes)
         if len(best.nodes) == self._wanted.limit:
-            self._floor = max(self._floor, float(best.similarities[-1]) - self._margin)
+            self._floor = max(self._floor, float(best.similarities[-1]))
 
     def best(self, stop: int = 0) -> Near:
         if not self._nodes:
@@ -153,10 +214,38 @@ class Rows:
     nodes: Ints
     groups: UInt16
     units: Floats
+    packed: Packed | None
 
     @property
     def nbytes(self) -> int:
-        return self.nodes.nbytes + self.groups.nbytes + self.units.nbytes
+        packed = self.packed.nbytes if self.packed is not None else 0
+        return self.nodes.nbytes + self.groups.nbytes + self.units.nbytes + packed
+
+
+def _room(dimension: int, rows: int, packs: bool) -> Rows:
+    # Untouched memory costs nothing until it is written, but it is counted.
+    packed = None
+    if packs:
+        loss = np.empty(rows, np.float32)
+        packed = Packed(np.empty((rows, dimension), np.int8), np.empty(rows, np.float32), loss)
+    return Rows(np.empty(rows, np.int64), np.empty(rows, np.uint16), np.empty((rows, dimension), np.float32), packed)
+
+
+def _fill(room: Rows, begin: int, nodes: Ints, groups: Ints | UInt16, rows: Floats) -> None:
+    end = begin + len(nodes)
+    room.nodes[begin:end] = nodes
+    room.groups[begin:end] = groups
+    room.units[begin:end] = rows
+    if room.packed is not None:
+        assert COMPILED is not None
+        packed = room.packed
+        COMPILED.pack(
+            room.units[begin:end],
+            rows.shape[1],
+            packed.rows[begin:end],
+            packed.scale[begin:end],
+            packed.loss[begin:end],
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +254,9 @@ class Matrix:
 
     kind: Kind
     epoch: int
+    packs: bool
+    room: int
+    """Rows of a block."""
     blocks: tuple[Rows, ...] = ()
     alive: tuple[Marks, ...] = ()
     rows: int = 0
@@ -188,8 +280,9 @@ class Matrix:
         for at, (block, alive) in enumerate(zip(self.blocks, self.alive, strict=True)):
             if stop := limits.stop():
                 return ranking.best(stop)
-            filled = min(ROWS, self.rows - at * ROWS)
-            ranking.look(block.nodes[:filled], block.groups[:filled], block.units[:filled], alive[:filled])
+            filled = min(self.room, self.rows - at * self.room)
+            packed = block.packed.first(filled) if block.packed is not None else None
+            ranking.look(block.nodes[:filled], block.groups[:filled], block.units[:filled], alive[:filled], packed)
         return ranking.best()
 
     def similarities(self, nodes: Ints, unit: Doubles) -> dict[int, float]:
@@ -199,7 +292,7 @@ class Matrix:
         found: dict[int, float] = {}
         for node, place in zip(wanted, places, strict=True):
             if place >= 0:
-                row = self.blocks[place // ROWS].units[place % ROWS]
+                row = self.blocks[place // self.room].units[place % self.room]
                 found[node] = float(cosines(row[None, :], unit)[0])
         return found
 
@@ -211,20 +304,20 @@ class Matrix:
         places = np.where(known, at, -1)
         for n, node in enumerate(nodes.tolist()):
             place = self.late.get(node, int(places[n]))
-            places[n] = place if place >= 0 and self.alive[place // ROWS][place % ROWS] else -1
+            places[n] = place if place >= 0 and self.alive[place // self.room][place % self.room] else -1
         return places
 
 
-def row_bytes(dimension: int) -> int:
+def row_bytes(dimension: int, packs: bool) -> int:
     """What a row takes."""
-    return 4 * dimension + 8 + 8 + 2 + 1
+    return 4 * dimension + 8 + 8 + 2 + 1 + (dimension + 8 if packs else 0)
 
 
 class Builder:
     """Makes a matrix out of blocks that come with ascending nodes."""
 
-    def __init__(self, kind: Kind, epoch: int) -> None:
-        self._made = Matrix(kind, epoch)
+    def __init__(self, kind: Kind, epoch: int, packs: bool) -> None:
+        self._made = Matrix(kind, epoch, packs, block_rows(kind.dimension))
 
     def add(self, block: Block) -> None:
         self._made = _appended(self._made, block, remember=False)
@@ -238,10 +331,10 @@ def apply(old: Matrix, epoch: int, touched: Ints, now: Block) -> Matrix:
     places = old.places(touched)
     places = places[places >= 0]
     alive = list(old.alive)
-    touched_blocks: list[int] = np.unique(places // ROWS).tolist()
+    touched_blocks: list[int] = np.unique(places // old.room).tolist()
     for at in touched_blocks:
         alive[at] = alive[at].copy()
-        alive[at][places[places // ROWS == at] % ROWS] = False
+        alive[at][places[places // old.room == at] % old.room] = False
     return _appended(replace(old, epoch=epoch, alive=tuple(alive), dead=old.dead + len(places)), now)
 
 
@@ -251,17 +344,13 @@ def _appended(old: Matrix, block: Block, *, remember: bool = True) -> Matrix:
     blocks, alive, filled = list(old.blocks), list(old.alive), old.rows
     done = 0
     while done < len(nodes):
-        if filled == len(blocks) * ROWS:
-            # Untouched memory costs nothing until it is written, but it is counted.
-            size = (ROWS, old.kind.dimension)
-            blocks.append(Rows(np.empty(ROWS, np.int64), np.empty(ROWS, np.uint16), np.empty(size, np.float32)))
-            alive.append(np.ones(ROWS, np.bool_))
-        begin = filled % ROWS
-        count = min(ROWS - begin, len(nodes) - done)
-        room, end = blocks[-1], begin + count
-        room.nodes[begin:end] = nodes[done : done + count]
-        room.groups[begin:end] = groups[done : done + count]
-        room.units[begin:end] = rows[done : done + count]
+        if filled == len(blocks) * old.room:
+            blocks.append(_room(old.kind.dimension, old.room, old.packs))
+            alive.append(np.ones(old.room, np.bool_))
+        begin = filled % old.room
+        count = min(old.room - begin, len(nodes) - done)
+        part = slice(done, done + count)
+        _fill(blocks[-1], begin, nodes[part], groups[part], rows[part])
         filled, done = filled + count, done + count
     late = old.late
     if len(nodes) and remember:
@@ -271,29 +360,30 @@ def _appended(old: Matrix, block: Block, *, remember: bool = True) -> Matrix:
 
 def _settled(made: Matrix) -> Matrix:
     """The same with an index of the rows, which stand in the order of their nodes."""
-    parts = [block.nodes[: min(ROWS, made.rows - at * ROWS)] for at, block in enumerate(made.blocks)]
+    parts = [block.nodes[: min(made.room, made.rows - at * made.room)] for at, block in enumerate(made.blocks)]
     base = np.concatenate(parts) if parts else np.empty(0, np.int64)
     return replace(made, base=base, late={})
 
 
 def compact(old: Matrix) -> Matrix:
     """The same without dead rows."""
-    nodes = np.concatenate([block.nodes[: min(ROWS, old.rows - at * ROWS)] for at, block in enumerate(old.blocks)])
+    nodes = np.concatenate(
+        [block.nodes[: min(old.room, old.rows - at * old.room)] for at, block in enumerate(old.blocks)]
+    )
     living = np.concatenate(old.alive)[: old.rows]
     order = np.flatnonzero(living)[np.argsort(nodes[living], kind="stable")]
-    made = Matrix(old.kind, old.epoch)
-    for at in range(0, len(order), ROWS):
-        places = order[at : at + ROWS]
-        room = Rows(
-            np.empty(ROWS, np.int64), np.empty(ROWS, np.uint16), np.empty((ROWS, old.kind.dimension), np.float32)
-        )  # fmt: skip
-        sources: list[int] = np.unique(places // ROWS).tolist()
+    made = Matrix(old.kind, old.epoch, old.packs, old.room)
+    for at in range(0, len(order), old.room):
+        places = order[at : at + old.room]
+        taken = np.empty((len(places), old.kind.dimension), np.float32)
+        groups = np.empty(len(places), np.uint16)
+        sources: list[int] = np.unique(places // old.room).tolist()
         for source in sources:
-            mine = np.flatnonzero(places // ROWS == source)
-            taken = places[mine] % ROWS
-            room.nodes[mine] = old.blocks[source].nodes[taken]
-            room.groups[mine] = old.blocks[source].groups[taken]
-            room.units[mine] = old.blocks[source].units[taken]
-        blocks, alive = (*made.blocks, room), (*made.alive, np.ones(ROWS, np.bool_))
+            mine = np.flatnonzero(places // old.room == source)
+            taken[mine] = old.blocks[source].units[places[mine] % old.room]
+            groups[mine] = old.blocks[source].groups[places[mine] % old.room]
+        room = _room(old.kind.dimension, old.room, old.packs)
+        _fill(room, 0, nodes[places], groups, taken)
+        blocks, alive = (*made.blocks, room), (*made.alive, np.ones(old.room, np.bool_))
         made = replace(made, blocks=blocks, alive=alive, rows=made.rows + len(places))
     return _settled(made)

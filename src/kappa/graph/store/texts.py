@@ -15,6 +15,7 @@ from kappa.pg import queries
 from kappa.pg.queries import Row
 
 sql = queries.beside(__file__)
+WORDS = sql["words"]
 NAMED = sql["named"]
 EVERY_WORD = sql["every_word"]
 SOME_WORD = sql["some_word"]
@@ -33,6 +34,9 @@ class Said(NamedTuple):
     text: str
     plain: bool
     """Without the signs for what must stand together (quotes) or must not be there (minus)."""
+    every: str = ""
+    some: str = ""
+    """Its words, as PostgreSQL's full text search asks for them."""
 
 
 class TextHit(NamedTuple):
@@ -51,6 +55,13 @@ def said(text: str) -> Said:
     return Said(clean if any(map(str.isalnum, clean)) else "", _OPERATORS.search(clean) is None)
 
 
+def worded(connection: Connection[Row], asked: Said) -> Said:
+    """The same with its words. They are made once: a statement that makes them may do so for every row."""
+    row = connection.execute(WORDS.sql, {"said": asked.text, "plain": asked.plain}).fetchone()
+    assert row is not None
+    return asked._replace(every=row[0], some=row[1])
+
+
 def find(
     connection: Connection[Row],
     way: queries.Query,
@@ -62,7 +73,8 @@ def find(
     """The best of one way, in order: highest score, then lowest node. `never` is a node that is left out."""
     values = {
         "said": asked.text,
-        "plain": asked.plain,
+        "every": asked.every,
+        "some": asked.some,
         "last": _LAST,
         "ontologies": None if ontologies is None else list(ontologies),
         "never": never,

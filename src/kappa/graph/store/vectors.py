@@ -26,6 +26,8 @@ HAVING = sql["having"]
 Floats: TypeAlias = NDArray[np.float32]
 
 MAX_DIMENSIONS = 16_000
+PART_BYTES = 8 << 20
+"""What one statement may give, about."""
 _ARRAY_HEADER = 20
 
 
@@ -62,6 +64,12 @@ def bounds(connection: Connection[Row], kind: Kind) -> Bounds:
     row = connection.execute(BOUNDS.sql, kind._asdict()).fetchone()
     assert row is not None
     return Bounds(row[0] or 0, row[1] or 0, row[2])
+
+
+def parts(kind: Kind, of: Bounds) -> list[tuple[int, int]]:
+    """Ranges of nodes whose vectors are some megabytes, together all of them."""
+    step = max(1, min(8192, PART_BYTES // (8 * kind.dimension)))
+    return [(low, low + step) for low in range(of.low, of.high + 1, step)] if of.vectors else []
 
 
 def block(connection: Connection[Row], kind: Kind, low: int, high: int, ontologies: Sequence[int] | None) -> Block:

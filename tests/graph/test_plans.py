@@ -159,7 +159,7 @@ def worded(server: Server, graph_template: str) -> Iterator[str]:
 def test_a_search_reads_no_table_through(worded: str, mode: str) -> None:
     asked = {"said": "concept 777", "every": "'777':*", "some": "'777'", "last": "\U0010ffff", "ontologies": None,
              "never": 0, "most": 20}  # fmt: skip
-    with psycopg.connect(worded, autocommit=True) as session:
+    with psycopg.connect(worded, autocommit=True, prepare_threshold=None) as session:
         session.execute("SELECT set_config('plan_cache_mode', %s, false)", [mode])
         for query, index in (
             (texts.NAMED, "concepts_label"),

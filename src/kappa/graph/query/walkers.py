@@ -165,8 +165,8 @@ class SqlWalker:
         frontier, levels = seen, list[Ints]()
         skipped: list[Skipped] = []
         while len(levels) < max_hops and len(frontier) and not skipped:
-            found, stop, trouble = self._expand(frontier, filters)
-            level = np.setdiff1d(np.unique(np.concatenate(found)), seen, assume_unique=True) if found else _NOTHING
+            near, stop, trouble = self._expand(frontier, filters)
+            level = np.setdiff1d(np.unique(np.concatenate(near)), seen, assume_unique=True) if near else _NOTHING
             levels.append(level)
             seen = np.union1d(seen, level)
             frontier = level
@@ -174,8 +174,13 @@ class SqlWalker:
                 stop = TOO_MANY
             if stop or trouble:
                 skipped.append(Skipped(f"what is beyond hop {len(levels) - 1}", WHY.get(stop, trouble)))
+        sizes = [len(level) for level in levels]
+        found = sum(sizes)
+        if order is Order.HOP:
+            # What is farther than the first so many can't be among them, and need not be counted.
+            levels = levels[: 1 + int(np.searchsorted(np.cumsum(sizes), limit))]
         nodes = np.concatenate(levels) if levels else _NOTHING
-        hops = np.repeat(np.arange(1, len(levels) + 1), [len(level) for level in levels])
+        hops = np.repeat(np.arange(1, len(levels) + 1), sizes[: len(levels)])
         try:
             degrees = self.degrees(nodes)
         except Stopped as stopped:
@@ -185,7 +190,7 @@ class SqlWalker:
             places = numpy_hops.top(degrees, limit, lambda some: nodes[some])
         else:
             places = np.lexsort((nodes, -degrees, hops))[:limit]
-        return Reach(nodes[places], hops[places], degrees[places], len(nodes), tuple(skipped))
+        return Reach(nodes[places], hops[places], degrees[places], found, tuple(skipped))
 
     def _expand(self, frontier: Ints, filters: Filter) -> tuple[list[Ints], int, str]:
         allowed, most = allowed_by(filters), self._sizes.rows

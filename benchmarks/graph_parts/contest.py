@@ -29,8 +29,8 @@ def timed(ask: Callable[..., int]) -> Ask:
 
 def contest(
     report: Report, what: str, contenders: Mapping[str, Ask], questions: Sequence[tuple[int, ...]], patience: float
-) -> dict[str, float]:
-    """Milliseconds of each, the median over the questions.
+) -> dict[str, list[float]]:
+    """Seconds of each, question by question; the median is a figure.
 
     Each asks a question once to warm up and once for the record. Who has used up `patience` seconds for the
     record sits the rest out.
@@ -47,7 +47,12 @@ def contest(
             if found != wanted:
                 raise Disagreement(f"{what} {question}: {name} found {found}, the first one {wanted}")
             took[name].append(seconds)
-    medians = {name: 1000 * statistics.median(times) for name, times in took.items()}
-    for name, value in medians.items():
-        report.figure(f"{what}: {name}, ms", value)
-    return medians
+    for name, times in took.items():
+        report.figure(f"{what}: {name}, ms", 1000 * statistics.median(times))
+    return took
+
+
+def ratio(one: Sequence[float], other: Sequence[float]) -> float:
+    """Of the medians over the questions that both have answered."""
+    both = min(len(one), len(other))
+    return statistics.median(one[:both]) / statistics.median(other[:both])

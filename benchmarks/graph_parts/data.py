@@ -57,7 +57,7 @@ class World:
         )
 
     def pairs(self) -> tuple[Ints, Ints]:
-        """What passes, as an undirected graph without loops or parallels, numbered from 0: the filter done beforehand."""
+        """What passes, undirected, without loops or parallels, numbered from 0: the filter done beforehand."""
         low, high = np.minimum(self.heads, self.tails) - 1, np.maximum(self.heads, self.tails) - 1
         keep = (low != high) & self.passes[low] & self.passes[high]
         keys = np.unique(low[keep] << 32 | high[keep])

@@ -42,7 +42,8 @@ def visible(report: Report, size: str, url: str, rounds: int) -> float:
             assert graph.wait_for(written.epoch, 30)
             waits.append(time.perf_counter() - began)
     report.figure(f"{size}: visible after a commit of 100 edges, median, ms", 1000 * statistics.median(waits))
-    return report.figure(f"{size}: visible after a commit of 100 edges, p95, ms", 1000 * float(np.percentile(waits, 95)))
+    late = 1000 * float(np.percentile(waits, 95))
+    return report.figure(f"{size}: visible after a commit of 100 edges, p95, ms", late)
 
 
 def refresh(report: Report, size: str, url: str, rounds: int) -> dict[int, float]:
@@ -73,10 +74,9 @@ def steady(report: Report, size: str, url: str, seconds: float) -> None:
     with Graph(url, GraphConfig(), budget=Budget()) as graph:
         first = graph.refresh()
         assert first is not None
-        writer = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.graph_parts.writer", url, str(seconds), str(STEADY_RATE), str(STEADY_EDGES)],
-            cwd=ROOT, stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
+        load = [str(seconds), str(STEADY_RATE), str(STEADY_EDGES)]
+        command = [sys.executable, "-m", "benchmarks.graph_parts.writer", url, *load]
+        writer = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
         assert writer.stdout is not None
         try:
             assert writer.stdout.readline().strip() == "ready"

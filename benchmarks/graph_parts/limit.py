@@ -1,4 +1,4 @@
-"""The limit: searches in C over plain CSR arrays that do nothing else. No tables of filters, no changed lists, no order."""
+"""The limit: searches in C over plain CSR arrays. No tables of filters, no changed lists, no order, no answer."""
 
 import ctypes
 import subprocess

@@ -1,6 +1,6 @@
 """The other engines: each in a process of the peers' environment, and PostgreSQL's recursive CTE.
 
-The filter is done beforehand for all of them but the CTE: few can filter what they walk through, and none does so for nothing.
+The filter is done beforehand for all of them but the CTE: few can filter what they walk through.
 """
 
 import json

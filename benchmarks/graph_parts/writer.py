@@ -1,4 +1,4 @@
-"""A steady writer in a process of its own: `python -m benchmarks.graph_parts.writer URL SECONDS COMMITS_A_SECOND EDGES`."""
+"""A steady writer in a process of its own: `python -m benchmarks.graph_parts.writer URL SECONDS RATE EDGES`."""
 
 import sys
 import time

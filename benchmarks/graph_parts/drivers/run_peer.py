@@ -1,8 +1,8 @@
 """One peer of the graph, run by the peers' own interpreter: `run_peer.py NAME EDGES.npz`.
 
-The edges are undirected pairs of what passes the filter, so that nobody but us filters while it is asked. Questions come as JSON
-lines on stdin (`{"do": "reach", "seed": 1, "hops": 2}`, `{"do": "path", "start": 1, "goal": 2, "hops": 6}`), and answers
-go to stdout: `{"answer": 30000, "seconds": 0.005}`, where an answer is how many were found, or the path's length, or -1.
+The edges are undirected pairs of what passes the filter, so that a peer need not filter while it is asked. Questions
+come as JSON lines on stdin (`{"do": "reach", "seed": 1, "hops": 2}`, `{"do": "path", "start": 1, "goal": 2, "hops":
+6}`) and answers go to stdout: `{"answer": 30000, "seconds": 0.005}`, how many were found, or the path's length, or -1.
 """
 
 from __future__ import annotations

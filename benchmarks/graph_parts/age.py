@@ -83,8 +83,9 @@ def fill_age(
         connection.execute(
             sql.SQL(
                 "INSERT INTO {} (id, properties) "
-                'SELECT ag_catalog._graphid(%s, n), (\'{{"id": "\' || gen_random_uuid() || \'", "label": "concept \''
-                ' || n || \'", "ontology": "part \' || 1 + n %% 10 || \'"}}\')::ag_catalog.agtype '
+                "SELECT ag_catalog._graphid(%s, n), json_build_object("
+                "'id', gen_random_uuid(), 'label', 'concept ' || n, 'ontology', 'part ' || 1 + n %% 10"
+                ")::text::ag_catalog.agtype "
                 "FROM generate_series(1, %s::bigint) AS n"
             ).format(sql.Identifier(name, VERTEX)),
             [label[VERTEX], nodes],

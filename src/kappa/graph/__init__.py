@@ -13,6 +13,7 @@ from kappa.graph.errors import (
     BadQuestion,
     BadWrite,
     EpochNotReached,
+    ForeignGraph,
     GraphBusy,
     GraphError,
     GraphFailed,
@@ -55,11 +56,14 @@ from kappa.graph.schema import COMPONENT
 
 if TYPE_CHECKING:
     from kappa.graph.graph import Graph
+    from kappa.graph.query.age import AgeBackend, AgeProperties
     from kappa.graph.query.budget import Budget
     from kappa.graph.query.filters import Cancel
 
 __all__ = [
     "COMPONENT",
+    "AgeBackend",
+    "AgeProperties",
     "Answer",
     "BadQuestion",
     "BadWrite",
@@ -72,6 +76,7 @@ __all__ = [
     "Document",
     "EnrichedPaths",
     "EpochNotReached",
+    "ForeignGraph",
     "Graph",
     "GraphBusy",
     "GraphConfig",
@@ -111,6 +116,10 @@ def __getattr__(name: str) -> Any:
         from kappa.graph.graph import Graph
 
         return Graph
+    if name in ("AgeBackend", "AgeProperties"):
+        from kappa.graph.query import age
+
+        return getattr(age, name)
     if name == "Budget":
         from kappa.graph.query.budget import Budget
 

@@ -16,7 +16,7 @@ from psycopg import Connection
 
 from kappa.graph import writing
 from kappa.graph.config import TIMEOUT, WORKERS, GraphConfig, from_environment
-from kappa.graph.errors import BadQuestion
+from kappa.graph.errors import BadQuestion, ForeignGraph
 from kappa.graph.model import (
     Chunk,
     Concept,
@@ -45,7 +45,7 @@ from kappa.graph.query.budget import Budget, BudgetUse
 from kappa.graph.query.filters import Cancel
 from kappa.graph.query.keeper import Keeper
 from kappa.graph.schema import COMPONENT
-from kappa.graph.store import clock, concepts, documents, ontologies, relation_types, relations, settings
+from kappa.graph.store import clock, concepts, documents, ontologies, relations, settings
 from kappa.pg import Database, Pool, migrate
 from kappa.pg.queries import Row
 
@@ -75,7 +75,10 @@ class Graph:
         budget: Budget | None = None,
         walk_with: kernel.Kernel | None = None,
     ) -> None:
-        """`pool` is one that its owner opens and closes; without it the graph has its own."""
+        """`pool` is one that its owner opens and closes; without it the graph has its own.
+
+        `backend` is another graph than Kappa's own tables, such as `AgeBackend("name")`. It can be asked, not written.
+        """
         self.database = Database(database) if isinstance(database, str) else database
         self.config = config or from_environment()
         self._pool = pool or Pool(
@@ -86,14 +89,14 @@ class Graph:
         self._kernel = walk_with or kernel.best()
         # A foreign graph has no change log of ours, so nothing of it is kept in memory.
         self._keeper = Keeper(self.database, self._pool, self._kernel, self.config) if backend is None else None
-        self._desk = Desk(
-            self._pool, backend or SqlBackend(), self._keeper, self._kernel, self._budget, self.config
-        )  # fmt: skip
+        self._backend = backend or SqlBackend()
+        self._desk = Desk(self._pool, self._backend, self._keeper, self._kernel, self._budget, self.config)
         self._remembered: OrderedDict[Any, Neighbors] = OrderedDict()
         self._remembering = threading.Lock()
 
     def install(self) -> None:
         """Bring the schema up to date. Safe to call at every start."""
+        self._only_own("has no schema of ours")
         with self.database.connect() as connection:
             migrate(connection, [COMPONENT])
 
@@ -122,11 +125,17 @@ class Graph:
     @contextmanager
     def transaction(self) -> Generator[Connection[Row]]:
         """Several writes that commit together: pass the connection to each of them."""
+        self._only_own("is not ours to write")
         with self._pool.transaction() as connection:
             yield connection
 
+    def _only_own(self, why: str) -> None:
+        if not self._backend.own:
+            raise ForeignGraph(f"a graph of the backend {self._backend.name!r} {why}")
+
     @contextmanager
     def _writing(self, connection: Connection[Row] | None) -> Generator[Connection[Row]]:
+        self._only_own("is not ours to write")
         if connection is not None:
             yield connection
             return
@@ -139,6 +148,7 @@ class Graph:
             return ontologies.ensure(writer, name, description)
 
     def ontologies(self) -> list[Ontology]:
+        self._only_own("keeps no list of ontologies")
         with self._pool.connection() as connection:
             return ontologies.find_all(connection)
 
@@ -218,17 +228,18 @@ class Graph:
 
     def concept(self, concept_id: UUID) -> Concept | None:
         with self._pool.connection() as connection:
-            node = concepts.numbers(connection, [concept_id]).get(concept_id)
-            return concepts.rows(connection, [node]).get(node) if node is not None else None
+            node = self._backend.numbers(connection, [concept_id]).get(concept_id)
+            return self._backend.rows(connection, [node]).get(node) if node is not None else None
 
     def evidence(self, concept_id: UUID, limit: int = 100) -> list[Instance]:
         """Quotes that speak of a concept, by document and place."""
+        self._only_own("has no evidence")
         with self._pool.connection() as connection:
             return documents.instances_of(connection, concept_id, limit)
 
     def relation_types(self) -> list[RelationType]:
         with self._pool.connection() as connection:
-            return relation_types.find_all(connection)
+            return list(self._backend.vocabulary(connection).types.values())
 
     # Asking
 
@@ -366,9 +377,9 @@ class Graph:
     # Running
 
     def epoch(self) -> int:
-        """The latest epoch of the database."""
+        """The latest epoch of the database; 0 where nobody counts."""
         with self._pool.connection() as connection:
-            return clock.now(connection)
+            return self._backend.epoch(connection)
 
     def refresh(self) -> int | None:
         """Bring the snapshot up to the latest commit; its epoch, None where there is none."""
@@ -381,12 +392,15 @@ class Graph:
 
     def settings(self) -> GraphConfig:
         """The configuration with what stands in the database."""
+        if not self._backend.own:
+            return self.config
         with self._pool.connection() as connection:
             workers, timeout = settings.read(connection)
         return replace(self.config, workers=workers or self.config.workers, timeout=timeout or self.config.timeout)
 
     def edit_settings(self, *, workers: int | None = None, timeout: float | None = None) -> None:
         """For every process, within a second. None leaves it to each process's own configuration."""
+        self._only_own("has no settings: they are each process's own")
         if workers is not None and workers not in WORKERS:
             raise BadQuestion(f"{workers} graph workers: there are 1 to 32")
         if timeout is not None and not TIMEOUT[0] <= timeout <= TIMEOUT[1]:

@@ -23,6 +23,7 @@ from kappa.graph.errors import (
 from kappa.graph.model import Concept, Direction, Skipped, Where
 from kappa.graph.query.backend import GraphBackend, Vocabulary
 from kappa.graph.query.budget import Budget, Grant
+from kappa.graph.query.degrees import KnownDegrees
 from kappa.graph.query.filters import WAYS, WHY, Cancel, Filter, Limits
 from kappa.graph.query.keeper import Keeper
 from kappa.graph.query.kernel import Kernel
@@ -109,7 +110,7 @@ class Question:
         try:
             while not reached:
                 with session(self._desk.pool, self._walk, self._grant) as opened:
-                    asking = SqlWalker(self._desk.backend, opened, self._walk, self._desk.sizes)
+                    asking = SqlWalker(self._desk.backend, opened, self._walk, self._desk.sizes, self._desk.degrees)
                     reached = asking.epoch >= self.min_epoch
                     if reached:
                         yield asking
@@ -163,6 +164,7 @@ class Desk:
         self.keeper = keeper
         self.kernel = kernel
         self.sizes = Sizes(config.chunk, config.chunk_rows, config.max_found)
+        self.degrees = KnownDegrees()
         self._budget = budget
         self._config = config
         self._lock = threading.Lock()

@@ -9,9 +9,10 @@ import numpy as np
 from psycopg import Connection
 
 from kappa.graph.model import Order, ServedBy, Skipped
-from kappa.graph.query import numpy_hops
+from kappa.graph.query import numpy_hops, reading
 from kappa.graph.query.adjacency import Int32
 from kappa.graph.query.backend import GraphBackend, Way
+from kappa.graph.query.degrees import KnownDegrees
 from kappa.graph.query.filters import IN, OUT, TOO_MANY, WHY, Filter, Limits
 from kappa.graph.query.kernel import CKernel, Kernel
 from kappa.graph.query.server import Session, Stopped
@@ -153,9 +154,12 @@ class SqlWalker:
 
     served_by: ServedBy = "sql"
 
-    def __init__(self, backend: GraphBackend, session: Session, limits: Limits, sizes: "Sizes") -> None:
+    def __init__(
+        self, backend: GraphBackend, session: Session, limits: Limits, sizes: "Sizes", known: KnownDegrees
+    ) -> None:
         self._backend = backend
         self._session = session
+        self._known = known
         self._limits = limits
         self._sizes = sizes
         self.epoch = session.run(backend.epoch)
@@ -229,6 +233,20 @@ class SqlWalker:
         )
 
     def degrees(self, nodes: Ints) -> Ints:
+        if not self._backend.own:
+            return self._count(nodes)
+        self._known.come_to(self.epoch, self._touched)
+        degrees = self._known.find(self.epoch, nodes)
+        strange = degrees < 0
+        if strange.any():
+            degrees[strange] = self._count(nodes[strange])
+            self._known.learn(self.epoch, nodes[strange], degrees[strange])
+        return degrees
+
+    def _touched(self, since: int) -> Ints | None:
+        return self._session.run(lambda connection: reading.touched_nodes(connection, since))
+
+    def _count(self, nodes: Ints) -> Ints:
         degrees = np.zeros(len(nodes), np.int64)
         order = np.argsort(nodes)
         if len(nodes):

@@ -76,7 +76,7 @@ class Bench:
         self.directory = directory
         self.server = EmbeddedServer(directory / "kappa")
         self.rounds = 20 if self.quick else 40
-        self.patience = 2.0 if self.quick else 15.0
+        self.patience = 1.0 if self.quick else 15.0
         self.report = Report("bars of the graph")
         compiled = best()
         self.kernels: list[Kernel] = [compiled] if isinstance(compiled, CKernel) else []
@@ -131,7 +131,7 @@ class Bench:
         if bar:
             self.report.bar("visible after commit, p95, ms", seen, 100, at_most=True)
         took = freshness.refresh(self.report, size, url, self.rounds)
-        freshness.steady(self.report, size, url, 4.0 if self.quick else 15.0)
+        freshness.steady(self.report, size, url, 3.0 if self.quick else 15.0)
         return took
 
     def hops(

@@ -97,11 +97,15 @@ def test_a_hop_reads_one_index(session: Session, count: int, only: dict[str, Any
     assert scans(session, adjacency.EXPAND_IN, **asked) == {"relations": "relations_in"}
 
 
-@pytest.mark.parametrize("count", [1, 100])
-def test_a_hop_with_ontologies_reads_no_table_through(session: Session, count: int) -> None:
-    asked = {**FREE, "ontologies": "{1,2}", "nodes": numbers(5_000, count)}
-    found = scans(session, adjacency.EXPAND_OUT, **asked)
-    assert found["relations"] == "relations_out"
+@pytest.mark.parametrize("count", [1, 100, 2_000])
+def test_a_hop_with_ontologies_looks_up_what_it_found(session: Session, count: int) -> None:
+    asked = {**FREE, "ontologies": "{1,2,3,4,5,6,7,8,9}", "nodes": numbers(5_000, count)}
+    by_key = {"concepts": "concepts_pkey"}
+    assert scans(session, adjacency.EXPAND_OUT, **asked) == {"relations": "relations_out", **by_key}
+    assert scans(session, adjacency.EXPAND_IN, **asked) == {"relations": "relations_in", **by_key}
+    asked["exempt"] = "{}"
+    assert scans(session, adjacency.EDGES_OUT, **asked) == {"relations": "relations_out", **by_key}
+    assert scans(session, adjacency.EDGES_IN, **asked) == {"relations": "relations_in", **by_key}
 
 
 def test_edges_and_degrees_are_read_by_index(session: Session) -> None:

@@ -23,6 +23,7 @@ from kappa.graph.errors import (
 from kappa.graph.model import Concept, Direction, Skipped, Where
 from kappa.graph.query.backend import GraphBackend, Vocabulary
 from kappa.graph.query.budget import Budget, Grant
+from kappa.graph.query.degrees import KnownDegrees
 from kappa.graph.query.filters import WAYS, WHY, Cancel, Filter, Limits
 from kappa.graph.query.keeper import Keeper
 from kappa.graph.query.kernel import Kernel
@@ -109,7 +110,7 @@ class Question:
             yield walker
             return
         with self.state() as opened:
-            yield SqlWalker(self._desk.backend, opened, self._walk, self._desk.sizes)
+            yield SqlWalker(self._desk.backend, opened, self._walk, self._desk.sizes, self._desk.degrees)
 
     @contextmanager
     def state(self, epoch: int = 0) -> Generator[Session]:
@@ -184,6 +185,7 @@ class Desk:
         self.vectors = vectors
         self.kernel = kernel
         self.sizes = Sizes(config.chunk, config.chunk_rows, config.max_found)
+        self.degrees = KnownDegrees()
         self._budget = budget
         self._config = config
         self._lock = threading.Lock()

@@ -42,6 +42,6 @@ def graph(url: str) -> Iterator[Graph]:
 @pytest.fixture
 def sql_graph(url: str) -> Iterator[Graph]:
     """The same database, without anything in memory."""
-    made = Graph(url, GraphConfig(snapshot=False), budget=Budget()).open(listen=False)
+    made = Graph(url, GraphConfig(snapshot=False, vectors_bytes=0), budget=Budget()).open(listen=False)
     yield made
     made.close()

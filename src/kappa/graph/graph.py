@@ -17,6 +17,7 @@ from psycopg import Connection
 from kappa.graph import writing
 from kappa.graph.config import TIMEOUT, WORKERS, GraphConfig, from_environment
 from kappa.graph.errors import BadQuestion
+from kappa.graph.identity import concept_key, normal
 from kappa.graph.model import (
     Chunk,
     Concept,
@@ -31,19 +32,23 @@ from kappa.graph.model import (
     Ontology,
     Order,
     Paths,
+    Polarity,
     Related,
     RelationType,
+    SearchAnswer,
     SnapshotStatus,
     Subgraph,
+    VectorStatus,
     Where,
     Written,
 )
-from kappa.graph.query import kernel, neighbors, paths
+from kappa.graph.query import kernel, neighbors, paths, polarity, search
 from kappa.graph.query.asking import Asked, Desk, Seed
 from kappa.graph.query.backend import GraphBackend, SqlBackend
 from kappa.graph.query.budget import Budget, BudgetUse
 from kappa.graph.query.filters import Cancel
 from kappa.graph.query.keeper import Keeper
+from kappa.graph.query.vector_keeper import VectorKeeper
 from kappa.graph.schema import COMPONENT
 from kappa.graph.store import clock, concepts, documents, ontologies, relation_types, relations, settings
 from kappa.pg import Database, Pool, migrate
@@ -86,8 +91,9 @@ class Graph:
         self._kernel = walk_with or kernel.best()
         # A foreign graph has no change log of ours, so nothing of it is kept in memory.
         self._keeper = Keeper(self.database, self._pool, self._kernel, self.config) if backend is None else None
+        self._vectors = VectorKeeper(self._pool, self.config) if backend is None else None
         self._desk = Desk(
-            self._pool, backend or SqlBackend(), self._keeper, self._kernel, self._budget, self.config
+            self._pool, backend or SqlBackend(), self._keeper, self._vectors, self._kernel, self._budget, self.config
         )  # fmt: skip
         self._remembered: OrderedDict[Any, Neighbors] = OrderedDict()
         self._remembering = threading.Lock()
@@ -103,11 +109,15 @@ class Graph:
             self._pool.open()
         if listen and self._keeper is not None:
             self._keeper.start()
+        if self._vectors is not None:
+            self._vectors.start()
         return self
 
     def close(self) -> None:
         if self._keeper is not None:
             self._keeper.stop()
+        if self._vectors is not None:
+            self._vectors.stop()
         if self._own_pool:
             self._pool.close()
 
@@ -220,6 +230,15 @@ class Graph:
         with self._pool.connection() as connection:
             node = concepts.numbers(connection, [concept_id]).get(concept_id)
             return concepts.rows(connection, [node]).get(node) if node is not None else None
+
+    def concept_by_label(self, label: str, ontology: str | None = None) -> list[Concept]:
+        """Concepts of this label, whatever its case, spaces and spelling in Unicode; the lowest node first."""
+        with self._pool.connection() as connection:
+            known = [ontologies.get(connection, ontology)] if ontology is not None else ontologies.find_all(connection)
+            found = concepts.labelled(
+                connection, label, [concept_key(one.id, label) for one in known], known[0].number if ontology else None
+            )
+        return [one for one in found if normal(one.label) == normal(label)]
 
     def evidence(self, concept_id: UUID, limit: int = 100) -> list[Instance]:
         """Quotes that speak of a concept, by document and place."""
@@ -363,6 +382,55 @@ class Graph:
             asked=Asked(deadline, min_epoch, cancel),
         )  # fmt: skip
 
+    def search(
+        self,
+        text: str | None = None,
+        *,
+        vector: Sequence[float] | None = None,
+        model: str | None = None,
+        like: Seed | None = None,
+        where: Where | None = None,
+        limit: int = 20,
+        min_similarity: float = 0.0,
+        deadline: float | None = None,
+        min_epoch: int | None = None,
+        cancel: Cancel | None = None,
+    ) -> SearchAnswer:
+        """Concepts by what is said of them (`text`), by where their embeddings point (`vector`, with the `model` that
+        made it, or `like` a concept, which is left out itself), or by both: then their ranks are fused.
+
+        The highest score first, then the lowest node. Nothing less similar than `min_similarity` counts as near.
+        """
+        return search.search(
+            self._desk, text=text, vector=vector, model=model, like=like, where=where, limit=limit,
+            min_similarity=min_similarity, asked=Asked(deadline, min_epoch, cancel),
+        )  # fmt: skip
+
+    def polarity(
+        self,
+        positive: Seed,
+        negative: Seed,
+        *,
+        candidates: Sequence[Seed] | None = None,
+        max_hops: int = 2,
+        direction: Direction = "both",
+        relation_types: Sequence[str] | None = None,
+        where: Where | None = None,
+        limit: int = 50,
+        deadline: float | None = None,
+        min_epoch: int | None = None,
+        cancel: Cancel | None = None,
+    ) -> Polarity:
+        """Where concepts stand between two poles, by their embeddings: those given, or the nearest around the poles.
+
+        Of more than `limit` the first are taken: fewest hops, highest degree, lowest node (of those given, the lowest
+        node). They are ordered from the positive pole to the negative one, then by node.
+        """
+        return polarity.polarity(
+            self._desk, positive, negative, candidates=candidates, max_hops=max_hops, direction=direction,
+            relation_types=relation_types, where=where, limit=limit, asked=Asked(deadline, min_epoch, cancel),
+        )  # fmt: skip
+
     # Running
 
     def epoch(self) -> int:
@@ -408,6 +476,10 @@ class Graph:
 
     def status(self) -> SnapshotStatus | None:
         return self._keeper.status() if self._keeper is not None else None
+
+    def vectors(self) -> tuple[VectorStatus, ...]:
+        """The embeddings that this process keeps in memory, model by model."""
+        return self._vectors.status() if self._vectors is not None else ()
 
     def budget(self) -> BudgetUse:
         return self._budget.use

@@ -26,10 +26,13 @@ from kappa.graph.query.budget import Budget, Grant
 from kappa.graph.query.filters import WAYS, WHY, Cancel, Filter, Limits
 from kappa.graph.query.keeper import Keeper
 from kappa.graph.query.kernel import Kernel
-from kappa.graph.query.server import Stopped, quick, session
+from kappa.graph.query.server import Session, Stopped, quick, session
+from kappa.graph.query.vector_keeper import VectorKeeper
+from kappa.graph.query.vectors import Matrix
 from kappa.graph.query.walkers import Sizes, SnapshotWalker, SqlWalker, Walker
 from kappa.graph.store import settings
 from kappa.graph.store.adjacency import Ints
+from kappa.graph.store.vectors import Kind
 from kappa.pg import Pool
 from kappa.pg.queries import Row
 
@@ -103,20 +106,37 @@ class Question:
         if walker is not None:
             yield walker
             return
-        reached = False
+        with self.state() as opened:
+            yield SqlWalker(self._desk.backend, opened, self._walk, self._desk.sizes)
+
+    @contextmanager
+    def state(self, epoch: int = 0) -> Generator[Session]:
+        """One state of the database, of this epoch or a later one, and of the one that was asked for."""
+        wanted, reached = max(self._min_epoch, epoch), False
         try:
             while not reached:
                 with session(self._desk.pool, self._walk, self._grant) as opened:
-                    asking = SqlWalker(self._desk.backend, opened, self._walk, self._desk.sizes)
-                    reached = asking.epoch >= self._min_epoch
+                    reached = not wanted or opened.run(self._desk.backend.epoch) >= wanted
                     if reached:
-                        yield asking
+                        yield opened
                 if not reached:
                     time.sleep(LOOK_AGAIN)
         except Stopped:
-            if reached or not self._min_epoch:
+            if reached or not wanted:
                 raise
-            raise EpochNotReached(f"the graph did not come to epoch {self._min_epoch} in time") from None
+            raise EpochNotReached(f"the graph did not come to epoch {wanted} in time") from None
+
+    def vectors(self, kind: Kind, epoch: int = 0) -> Matrix | None:
+        """The embeddings in memory, as late as anything this process has heard of; None where they are not kept."""
+        keeper, desk = self._desk.keeper, self._desk
+        if keeper is None or desk.vectors is None:
+            return None
+        return desk.vectors.at_least(kind, max(self._min_epoch, epoch, keeper.latest), self._walk)
+
+    @property
+    def limits(self) -> Limits:
+        """When looking has to end; a part of the deadline is kept for the rows of what was found."""
+        return self._walk
 
     def _in_memory(self, nodes: Ints) -> SnapshotWalker | None:
         keeper, desk = self._desk.keeper, self._desk
@@ -153,12 +173,13 @@ class Desk:
     """Takes questions, for one graph in one process."""
 
     def __init__(
-        self, pool: Pool, backend: GraphBackend, keeper: Keeper | None, kernel: Kernel, budget: Budget,
-        config: GraphConfig,
+        self, pool: Pool, backend: GraphBackend, keeper: Keeper | None, vectors: VectorKeeper | None, kernel: Kernel,
+        budget: Budget, config: GraphConfig,
     ) -> None:  # fmt: skip
         self.pool = pool
         self.backend = backend
         self.keeper = keeper
+        self.vectors = vectors
         self.kernel = kernel
         self.sizes = Sizes(config.chunk, config.chunk_rows, config.max_found)
         self._budget = budget

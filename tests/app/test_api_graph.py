@@ -85,7 +85,32 @@ async def test_a_subgraph_can_be_drawn(site: Site, operator: httpx2.AsyncClient)
         (ids[a], kind, ids[b]) for a, kind, b in worlds.ANIMALS if {a, b} <= {"Otter", "River", "Fish"}
     }  # fmt: skip
     alike = await ask(operator, "diversity", concept="Otter")
-    assert (alike["concepts"], alike["embedded"], alike["score"]) == (4, 0, None)
+    assert (alike["concepts"], alike["embedded"]) == (4, 3)
+    assert 0 < alike["score"] < 2
+
+
+async def test_search_finds_by_words_by_a_vector_and_by_likeness(site: Site, operator: httpx2.AsyncClient) -> None:
+    ids, epoch = await worlds.populate(operator)
+    words = await ask(operator, "search", text="playful", min_epoch=epoch)
+    assert labels(words["items"]) == ["Otter"]
+    assert words["items"][0]["similarity"] is None
+    near = await ask(operator, "search", vector=[-1.0, 0.05], model="waters", limit=2)
+    assert (labels(near["items"]), near["model"]) == (["Sea", "Whale"], "waters")
+    alike = await ask(operator, "search", like=ids["River"], limit=1)
+    assert labels(alike["items"]) == ["Otter"]
+    nowhere = await ask(operator, "search", text="zebra")
+    assert nowhere["items"] == []
+
+
+async def test_polarity_puts_concepts_on_the_axis_between_two(site: Site, operator: httpx2.AsyncClient) -> None:
+    _, epoch = await worlds.populate(operator)
+    found = await ask(operator, "polarity", positive="River", negative="Sea", max_hops=3, min_epoch=epoch)
+    assert labels(found["items"]) == ["Otter", "Fish", "Krill", "Whale"]
+    assert [item["direction"] for item in found["items"]] == ["positive", "neutral", "negative", "negative"]
+    assert found["items"][0]["position"] == pytest.approx(0.8, abs=0.05)
+    assert (found["model"], found["without_embedding"]) == ("waters", 1)
+    few = await ask(operator, "polarity", positive="River", negative="Sea", candidates=["Whale"])
+    assert labels(few["items"]) == ["Whale"]
 
 
 async def test_a_concept_is_shown_by_its_id_and_by_its_label(site: Site, operator: httpx2.AsyncClient) -> None:
@@ -149,6 +174,8 @@ async def test_a_write_that_contradicts_itself_writes_nothing(site: Site, operat
         ("neighbors", {"seeds": [str(uuid4())]}, 404, "unknown_concept"),
         ("related", {"concept": "Yeti"}, 404, "unknown_concept"),
         ("path", {"start": "Otter", "goal": "Otter"}, 422, "bad_question"),
+        ("search", {}, 422, "bad_question"),
+        ("polarity", {"positive": "Heron", "negative": "Sea"}, 422, "bad_question"),
         ("path", {"start": "Otter", "goal": "Sea", "max_hops": 11}, 422, "not_understood"),
         ("neighbors", {"seeds": []}, 422, "not_understood"),
         ("neighbors", {"seeds": ["Otter"], "max_hops": 21}, 422, "not_understood"),

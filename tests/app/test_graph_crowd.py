@@ -1,6 +1,7 @@
 """Many questions at once, and those who go away: nobody waits for ever, nothing is exhausted, nothing runs on."""
 
 import asyncio
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -104,6 +105,8 @@ async def test_a_question_hears_that_its_asker_has_gone(site: Site) -> None:
 def test_a_client_that_hangs_up_leaves_nothing_running(up: Up, url: str, connection: psycopg.Connection[Any]) -> None:
     with up.client() as client:
         made = client.post("/graph/concepts", json=worlds.concepts()).raise_for_status().json()
+        # What follows the change reads the same table.
+        eventually(lambda: client.get("/graph/status").json()["snapshot"]["epoch"] == made["epoch"])
     with psycopg.connect(url) as holder:
         holder.execute("LOCK TABLE kappa_graph.concepts")
         with up.client() as client, pytest.raises(httpx2.ReadTimeout):
@@ -182,7 +185,7 @@ async def test_a_hundred_questions_at_once_are_answered_while_health_and_jobs_go
     assert max(first) < 2 * CROWD, "one that came first waited behind those that came after it"
     assert meanwhile.in_use
     assert max(meanwhile.in_use) <= 20
-    assert max(meanwhile.health) < 5, meanwhile.health
+    assert max(meanwhile.health) < PATIENCE / 2, meanwhile.health
     assert 'outcome="busy"' not in page
     assert 'outcome="failed"' not in page
     assert up.stop() == 0
@@ -190,8 +193,6 @@ async def test_a_hundred_questions_at_once_are_answered_while_health_and_jobs_go
 
 
 def test_without_numpy_the_graph_says_so_and_the_rest_works(start_up: Callable[..., Up], tmp_path: Path) -> None:
-    import os
-
     (tmp_path / "numpy.py").write_text("raise ModuleNotFoundError(\"No module named 'numpy'\", name='numpy')\n")
     path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
     up = start_up(env={"PYTHONPATH": path})

@@ -205,6 +205,9 @@ def _graph(graph: KnowledgeGraph | None) -> Iterable[Metric]:
     made.counter("kappa_graph_snapshot_builds", "How often it was read whole.", snapshot.builds)
     made.counter("kappa_graph_snapshot_refreshes", "How often it followed changes.", snapshot.refreshes)
     made.counter("kappa_graph_snapshot_compactions", "How often changes were merged into it.", snapshot.compactions)
+    for one in now.vectors:
+        made.gauge("kappa_graph_vectors", "Embeddings in memory.", one.concepts, model=one.model)
+        made.gauge("kappa_graph_vectors_bytes", "Memory that they take.", one.bytes, model=one.model)
     made.gauge("kappa_graph_workers_max", "Graph workers of this server.", budget.workers)
     made.gauge("kappa_graph_workers_busy", "Graph workers that work.", budget.busy)
     made.gauge("kappa_graph_lanes_max", "Sequential lanes beside the workers.", budget.lanes)

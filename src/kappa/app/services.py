@@ -68,6 +68,7 @@ def graph_config(settings: Settings) -> GraphConfig:
         pool=settings.bounds["graph"],
         snapshot=settings.graph_snapshot_mb > 0,
         snapshot_bytes=settings.graph_snapshot_mb << 20,
+        vectors_bytes=settings.graph_vectors_mb << 20,
     )
 
 

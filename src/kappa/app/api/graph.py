@@ -145,7 +145,9 @@ async def diversity(services: Uses, request: Request, body: AskDiversity) -> Res
 @routes.post("/graph/concepts", Permission.GRAPH_WRITE, 501)
 async def add_concepts(services: Uses, body: AddConcepts) -> WrittenView:
     """Write concepts. One that is there already, by its label, is found and keeps its description."""
-    return WrittenView.of(await services.graph.add_concepts(body.ontology, body.value))
+    return WrittenView.of(
+        await services.graph.add_concepts(body.ontology, body.value, body.embedding_model, body.vectors)
+    )
 
 
 @routes.post("/graph/relations", Permission.GRAPH_WRITE, 501)

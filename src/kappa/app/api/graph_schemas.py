@@ -24,6 +24,7 @@ Limit = Annotated[int, Field(strict=True, ge=1, le=MAX_LIMIT)]
 Names = Annotated[list[Line], Field(min_length=1, max_length=500)]
 Seeds = Annotated[list[ConceptName], Field(min_length=1, max_length=MAX_SEEDS)]
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+Vector = Annotated[list[Number], Field(min_length=1, max_length=8192)]
 
 
 class WhereBody(Body):
@@ -112,13 +113,11 @@ class AskPolarity(WalkingQuestion):
 
 class AskSearch(Question):
     text: Annotated[str, StringConstraints(min_length=1, max_length=1000, pattern=NO_NUL)] | None = None
-    vector: Annotated[list[Number], Field(min_length=1, max_length=8192)] | None = Field(
-        default=None, description="An embedding of the model `model`"
-    )
+    vector: Vector | None = Field(default=None, description="An embedding of the model `model`")
     model: Line | None = None
     like: ConceptName | None = Field(default=None, description="Concepts like this one, by its embedding")
     limit: Limit = 20
-    min_similarity: Share = 0.0
+    min_similarity: Annotated[float, Field(strict=True, ge=-1, le=1, allow_inf_nan=False)] = 0.0
 
 
 class OfGraph(BaseModel):
@@ -263,11 +262,17 @@ class ConceptBody(Body):
     label: Line
     description: Word = ""
     search_terms: list[Line] = Field(default_factory=list[str], max_length=100)
+    embedding: Vector | None = Field(default=None, description="Of the model `embedding_model`")
 
 
 class AddConcepts(Body):
     ontology: Line = Field(examples=["zoology"], description="Made if there is none")
     concepts: list[ConceptBody] = Field(min_length=1, max_length=AT_ONCE, examples=[[{"label": "Otter"}]])
+    embedding_model: Line | None = Field(default=None, description="Without it embeddings are not kept")
+
+    @property
+    def vectors(self) -> dict[str, list[float]]:
+        return {one.label: one.embedding for one in self.concepts if one.embedding is not None}
 
     @property
     def value(self) -> list[NewConcept]:
@@ -318,6 +323,14 @@ class SnapshotView(OfGraph):
     last_refresh: float = Field(description="Seconds")
 
 
+class VectorsView(OfGraph):
+    model: str
+    state: Literal["reading", "ready", "too large"]
+    epoch: int | None
+    concepts: int
+    bytes: int
+
+
 class BudgetView(OfGraph):
     workers: int
     busy: int
@@ -328,6 +341,7 @@ class BudgetView(OfGraph):
 class GraphStatus(BaseModel):
     epoch: int = Field(description="The database's")
     snapshot: SnapshotView = Field(description="Of the server that answers")
+    vectors: list[VectorsView] = Field(description="Embeddings in its memory, by model")
     budget: BudgetView
     waiting: int = Field(description="Questions that wait for their turn")
 
@@ -335,6 +349,7 @@ class GraphStatus(BaseModel):
     def of(cls, epoch: int, now: GraphNow) -> "GraphStatus":
         return cls(
             epoch=epoch, snapshot=SnapshotView.model_validate(now.snapshot),
+            vectors=[VectorsView.model_validate(one) for one in now.vectors],
             budget=BudgetView.model_validate(now.budget), waiting=now.waiting,
         )  # fmt: skip
 

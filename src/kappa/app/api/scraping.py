@@ -100,6 +100,8 @@ async def _lanes(request: Request, services: Services) -> Sequence[LaneNow] | No
     reading: _Reading = _kept(request, "reading", _Reading)
     if reading.task is None or reading.task.done():
         reading.task = asyncio.create_task(services.workers.lanes(), name="metrics")
+        # Whoever began it may have given up by then.
+        reading.task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
     await asyncio.wait([reading.task], timeout=DATABASE_WITHIN)
     if not reading.task.done():
         return None

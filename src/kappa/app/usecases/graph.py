@@ -8,10 +8,10 @@ worked for any longer. What is no question (writes, settings, status) has two th
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 from uuid import UUID
 
@@ -32,6 +32,7 @@ from kappa.graph import (
     Ontology,
     RelationType,
     SnapshotStatus,
+    VectorStatus,
     Where,
     Written,
 )
@@ -110,13 +111,22 @@ class GraphNow:
     budget: "BudgetUse"
     waiting: int
     """Questions that wait for a thread, or for a worker."""
+    vectors: tuple[VectorStatus, ...]
 
 
 class KnowledgeGraph:
     """Questions, writes and settings of one graph; or of none, where numpy is not installed."""
 
-    def __init__(self, graph: "Graph | None", pool: Pool | None, threads: int, observe: Observer) -> None:
+    def __init__(
+        self,
+        graph: "Graph | None",
+        pool: Pool | None,
+        threads: int,
+        observe: Observer,
+        asking: "Callable[[Graph, float, int | None], Asking]",
+    ) -> None:
         self._graph = graph
+        self._asking = asking
         self._pool = pool
         self._observe = observe
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="kappa graph question")
@@ -164,11 +174,9 @@ class KnowledgeGraph:
     async def _in_thread(
         self, act: "Callable[[Asking], T]", deadline: float | None, min_epoch: int | None, gone: Gone | None
     ) -> T:
-        from kappa.app.usecases.questions import Asking
-
         graph = self._here()
         seconds = graph.timeout if deadline is None else deadline
-        asking = Asking(graph, seconds, min_epoch)
+        asking = self._asking(graph, seconds, min_epoch)
 
         def run() -> T:
             asking.begin()
@@ -222,8 +230,20 @@ class KnowledgeGraph:
 
     # Writing
 
-    async def add_concepts(self, ontology: str, new: Sequence[NewConcept]) -> Written:
-        return await self._other(lambda graph: graph.add_concepts(ontology, new))
+    async def add_concepts(
+        self, ontology: str, new: Sequence[NewConcept], model: str | None, vectors: Mapping[str, Sequence[float]]
+    ) -> Written:
+        """Concepts, and embeddings of some of them by label, which are those of a model."""
+
+        def write(graph: "Graph") -> Written:
+            written = graph.add_concepts(ontology, new)
+            if model is None or not vectors:
+                return written
+            # A transaction of its own: the first one's last act was to take its epoch, and others wait from there on.
+            graph.set_embeddings(model, {written.ids[label]: vector for label, vector in vectors.items()})
+            return replace(written, epoch=graph.epoch())
+
+        return await self._other(write)
 
     async def add_relations(self, ontology: str | None, links: Sequence[Link]) -> Written:
         return await self._other(lambda graph: _add_relations(graph, ontology, links))
@@ -260,7 +280,8 @@ class KnowledgeGraph:
         snapshot = self._graph.status()
         assert snapshot is not None
         budget = self._graph.budget()
-        return GraphNow(snapshot, budget, budget.waiting + sum(not asking.begun for asking in list(self._under_way)))
+        unbegun = sum(not asking.begun for asking in list(self._under_way))
+        return GraphNow(snapshot, budget, budget.waiting + unbegun, self._graph.vectors())
 
     def pools(self) -> tuple[PoolUse, ...]:
         return () if self._pool is None else (self._pool.use(),)
@@ -277,12 +298,15 @@ class KnowledgeGraph:
         """End what runs; blocks until it has ended."""
         for asking in list(self._under_way):
             asking.cancel.cancel()
-        self._threads.shutdown(cancel_futures=True)
-        self._others.shutdown(cancel_futures=True)
-        if self._graph is not None:
-            self._graph.close()
+        for threads in (self._threads, self._others):
+            threads.shutdown(wait=False, cancel_futures=True)
+        # Before anybody is waited for: who waits for a connection, of a database that is away, hears of it at once.
         if self._pool is not None:
             self._pool.close()
+        for threads in (self._threads, self._others):
+            threads.shutdown()
+        if self._graph is not None:
+            self._graph.close()
 
 
 class _LeftAlone(QuestionStopped):
@@ -293,22 +317,27 @@ class _LeftAlone(QuestionStopped):
 async def opened(database: Database, config: GraphConfig, observe: Observer) -> AsyncGenerator[KnowledgeGraph]:
     """The graph, with its pool and its snapshot, for as long as the block lasts."""
     try:
+        from kappa.app.usecases.questions import Asking
         from kappa.graph import Graph
     except ModuleNotFoundError as error:
         if error.name != "numpy":
             raise
         log.warning("numpy is missing, so the graph can't be asked here; pip install 'kappa[graph]' brings it")
-        yield KnowledgeGraph(None, None, 1, observe)
+        yield KnowledgeGraph(None, None, 1, observe, _nobody)
         return
     pool = Pool(database.url, "graph", config.pool, behind_pooler=database.behind_pooler)
     await run_sync(pool.open)
     graph = Graph(database, config, pool=pool)
-    made = KnowledgeGraph(graph, pool, max(1, config.pool.max_size - SPARED), observe)
+    made = KnowledgeGraph(graph, pool, max(1, config.pool.max_size - SPARED), observe, Asking)
     await run_sync(graph.open)
     try:
         yield made
     finally:
         await run_sync(made.close)
+
+
+def _nobody(graph: "Graph", seconds: float, min_epoch: int | None) -> "Asking":
+    raise NotInstalled("there is nobody to ask")
 
 
 def _settings(graph: "Graph") -> LiveSettings:
@@ -317,8 +346,6 @@ def _settings(graph: "Graph") -> LiveSettings:
 
 
 def _add_relations(graph: "Graph", ontology: str | None, links: Sequence[Link]) -> Written:
-    from kappa.app.usecases.questions import as_id
-
     key = None
     if ontology is not None:
         key = next((one.id for one in graph.ontologies() if one.name == ontology), None)
@@ -344,3 +371,11 @@ def _add_relations(graph: "Graph", ontology: str | None, links: Sequence[Link]) 
         if unknown is None:
             raise
         raise BadWrite(f"there is no concept {unknown!r} in {ontology!r}") from None
+
+
+def as_id(name: str) -> UUID | None:
+    """What a name says, if it is an id and no label."""
+    try:
+        return UUID(name)
+    except ValueError:
+        return None

@@ -9,7 +9,7 @@ from typing import Any
 from uuid import UUID
 
 from kappa.app.errors import Ambiguous
-from kappa.app.usecases.graph import Walk
+from kappa.app.usecases.graph import Walk, as_id
 from kappa.graph import (
     Cancel,
     Concept,
@@ -26,7 +26,7 @@ from kappa.graph import (
     Subgraph,
     Where,
 )
-from kappa.graph.errors import EpochNotReached, GraphBusy, UnknownConcept
+from kappa.graph.errors import EpochNotReached, GraphBusy, QuestionStopped, UnknownConcept
 
 NAMED = 5
 """Candidates that are named when a label is not enough."""
@@ -62,9 +62,12 @@ class Asking:
         return self._labelled(name, where.ontologies if where is not None else None).id
 
     def _labelled(self, name: str, ontologies: Sequence[str] | None) -> Concept:
-        found: list[Concept] = []
-        for ontology in dict.fromkeys(ontologies) if ontologies else (None,):
-            found += self._graph.concept_by_label(name, ontology)
+        # A thousand seeds are a thousand of these.
+        if self.cancel.cancelled or time.monotonic() >= self._until:
+            raise QuestionStopped("the deadline passed while concepts were looked up by their labels")
+        found = self._graph.concept_by_label(name, ontologies[0] if ontologies and len(ontologies) == 1 else None)
+        if ontologies:
+            found = [one for one in found if one.ontology in ontologies]
         if not found:
             where = f" in {', '.join(ontologies)}" if ontologies else ""
             raise UnknownConcept(f"there is no concept {name!r}{where}")
@@ -148,10 +151,3 @@ class Asking:
     def _limits(self) -> dict[str, Any]:
         left = max(0.001, self._until - time.monotonic())
         return {"deadline": left, "min_epoch": self._min_epoch, "cancel": self.cancel}
-
-
-def as_id(name: str) -> UUID | None:
-    try:
-        return UUID(name)
-    except ValueError:
-        return None

@@ -109,7 +109,7 @@ def test_doctor_says_when_the_pools_are_larger_than_the_server(home: Path) -> No
     done = kg("doctor", "--json", home=home, env={"KAPPA_POOL_GRAPH": "500"})
     assert done.returncode == 1
     found = {finding["topic"]: finding for finding in json.loads(done.stdout)}
-    assert "may open 515 connections" in found["connections"]["follows"]
+    assert "may open 520 connections" in found["connections"]["follows"]
 
 
 def test_the_demo_runs_to_its_end_and_leaves_nothing_running(home: Path) -> None:

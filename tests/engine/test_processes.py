@@ -26,6 +26,12 @@ url, executor, grace = sys.argv[1:]
 build(url, executor, 1.0, 2).run(WorkerConfig(lead=False, grace=timedelta(seconds=float(grace))))
 """
 
+AT_WORK = """
+SELECT pid FROM pg_stat_activity
+ WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend'
+   AND state <> 'idle' AND wait_event IS DISTINCT FROM 'advisory'
+"""
+"""Sessions that do something, other than to wait at a gate."""
 HOUR = timedelta(hours=1)
 FOLLOWER = WorkerConfig(lead=False, grace=timedelta(seconds=5))
 
@@ -238,6 +244,7 @@ def test_a_worker_that_is_told_to_end_finishes_what_runs_and_claims_no_more(
         told.process.send_signal(signal.SIGTERM)
         # Two slots, one job: what stops the worker from taking the second is that it was told to end.
         eventually(lambda: not caught(told.pid, signal.SIGTERM), what="a worker that heard it")
+        eventually(lambda: not site.rows(AT_WORK), what="the end of a claim that was under way")
         second = client.enqueue("hold", site.task())
         site.open(1)
         told.end()

@@ -365,6 +365,14 @@ def serve(connection: Connection, times: int, most: int = 1) -> list[str | None]
     return [see(connection, one.id).submitted_by for one in given]
 
 
+def test_no_lane_waits_for_another_to_be_empty(connection: Connection) -> None:
+    open_lane(connection, "wide", ["fly"])
+    for kind in ("crunch", "fly") * 64:
+        put(connection, kind=kind)
+    given = [claim(connection, asks(request=f"turn-{next(_turns)}"), kinds=["crunch", "fly"]) for _ in range(64)]
+    assert {one.lane for (one,) in given} == {"far", "wide"}  # by chance of 2^-63 only one of them
+
+
 def test_who_has_few_jobs_is_not_behind_who_has_a_thousand(connection: Connection) -> None:
     for _ in range(1000):
         put(connection, "ada")

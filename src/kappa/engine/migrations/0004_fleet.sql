@@ -129,7 +129,8 @@ BEGIN
     END IF;
 
     FOR lane_row IN
-        SELECT l.* FROM kappa.lanes AS l WHERE l.executor = 'fleet' AND l.enabled AND l.kinds && known_kinds ORDER BY l.name
+        SELECT l.* FROM kappa.lanes AS l WHERE l.executor = 'fleet' AND l.enabled AND l.kinds && known_kinds
+         ORDER BY random()  -- else the others would starve behind the first of several busy lanes
     LOOP
         SELECT sum(c) INTO wanted FROM unnest(open_counts) AS c;
         EXIT WHEN wanted = 0;

@@ -44,13 +44,12 @@ ARTIFACT = hashlib.sha256(b"a").hexdigest()
 
 ONTOLOGY = ontology_key("checks")
 GRAPH = (
-    "TRUNCATE kappa_graph.ontologies, kappa_graph.relation_types CASCADE",
-    f"INSERT INTO kappa_graph.ontologies (id, key, name) OVERRIDING SYSTEM VALUE VALUES (1, '{ONTOLOGY}', 'checks')",
-    "INSERT INTO kappa_graph.concepts (id, key, ontology_id, label, embedding, embedding_model)"
-    " OVERRIDING SYSTEM VALUE VALUES"
-    f" (1, '{concept_key(ONTOLOGY, 'checks')}', 1, 'checks', '{{1,0}}', 'spare'),"
-    f" (2, '{concept_key(ONTOLOGY, 'spare')}', 1, 'spare', '{{0,1}}', 'spare')",
-    "INSERT INTO kappa_graph.relation_types (id, name) OVERRIDING SYSTEM VALUE VALUES (1, 'self_test')",
+    "TRUNCATE kappa_graph.ontologies, kappa_graph.relation_types RESTART IDENTITY CASCADE",
+    f"INSERT INTO kappa_graph.ontologies (key, name) VALUES ('{ONTOLOGY}', 'checks')",
+    "INSERT INTO kappa_graph.concepts (key, ontology_id, label, embedding, embedding_model) VALUES"
+    f" ('{concept_key(ONTOLOGY, 'checks')}', 1, 'checks', '{{1,0}}', 'spare'),"
+    f" ('{concept_key(ONTOLOGY, 'spare')}', 1, 'spare', '{{0,1}}', 'spare')",
+    "INSERT INTO kappa_graph.relation_types (name) VALUES ('self_test')",
     "INSERT INTO kappa_graph.relations (from_id, to_id, type_id) VALUES (1, 2, 1)",
     "UPDATE kappa_graph.graph_settings SET workers = NULL, timeout = NULL",
 )

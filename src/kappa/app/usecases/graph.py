@@ -68,7 +68,7 @@ SPARED = 2
 OTHERS = 2
 
 REFUSED = (
-    UnknownConcept, UnknownOntology, UnknownRelationType, BadQuestion, EpochNotReached, Ambiguous,
+    UnknownConcept, UnknownOntology, UnknownRelationType, BadQuestion, EpochNotReached, Ambiguous, NotInstalled,
 )  # fmt: skip
 
 

@@ -472,15 +472,27 @@ class Graph:
             workers, timeout = settings.read(connection)
         return replace(self.config, workers=workers or self.config.workers, timeout=timeout or self.config.timeout)
 
-    def edit_settings(self, *, workers: int | None = None, timeout: float | None = None) -> None:
+    def stored_settings(self, *, connection: Connection[Row] | None = None) -> tuple[int | None, float | None]:
+        """Workers and time-out as they stand in the database; None where nothing does."""
+        with self._writing(connection) as reader:
+            return settings.read(reader)
+
+    @property
+    def timeout(self) -> float:
+        """Seconds of a question that says none, as far as this process knows; looked at by each question."""
+        return self._desk.timeout
+
+    def edit_settings(
+        self, *, workers: int | None = None, timeout: float | None = None, connection: Connection[Row] | None = None
+    ) -> None:
         """For every process, within a second. None leaves it to each process's own configuration."""
         self._only_own("has no settings: they are each process's own")
         if workers is not None and workers not in WORKERS:
             raise BadQuestion(f"{workers} graph workers: there are 1 to 32")
         if timeout is not None and not TIMEOUT[0] <= timeout <= TIMEOUT[1]:
             raise BadQuestion(f"a graph time-out of {timeout:g} s: it is {TIMEOUT[0]:g} to {TIMEOUT[1]:g}")
-        with self._pool.connection() as connection:
-            settings.edit(connection, workers, timeout)
+        with self._writing(connection) as writer:
+            settings.edit(writer, workers, timeout)
 
     def status(self) -> SnapshotStatus | None:
         return self._keeper.status() if self._keeper is not None else None

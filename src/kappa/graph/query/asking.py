@@ -190,14 +190,15 @@ class Desk:
         self._config = config
         self._lock = threading.Lock()
         self._read_at = float("-inf")
-        self._timeout = config.timeout
+        self.timeout = config.timeout
+        """Of questions that say none: the database's, as last read."""
         self._words: tuple[int, Vocabulary] | None = None
 
     @contextmanager
     def question(self, asked: Asked) -> Generator[Question]:
         """Wait for a place, and give the question its time."""
         self._read_settings()
-        seconds = self._timeout if asked.deadline is None else asked.deadline
+        seconds = self.timeout if asked.deadline is None else asked.deadline
         if not 0 < seconds <= TIMEOUT[1]:
             raise BadQuestion(f"a deadline of {seconds:g} s: it is more than 0 and at most {TIMEOUT[1]:g}")
         if asked.min_epoch and not self.backend.own:
@@ -226,7 +227,7 @@ class Desk:
             return
         with self.pool.connection() as connection:
             workers, timeout = settings.read(connection)
-        self._timeout = timeout or self._config.timeout
+        self.timeout = timeout or self._config.timeout
         self._budget.resize(workers or self._config.workers)
 
     def vocabulary(self, question: Question, named: Sequence[str] = ()) -> Vocabulary:

@@ -1,284 +1,280 @@
-"""The graph beside the limit: `python -m benchmarks.graph [--quick] [--json FILE]`.
+"""The graph beside its peers and the limit: `python -m benchmarks.graph [--quick] [--json FILE] [--nodes N] …`.
 
-One embedded server with durable defaults and a random graph with power-law hubs. The limit is a direction-optimising
-breadth-first search in C over plain CSR arrays, which does nothing else: no filter tables, no changed lists, no
-order, no answer. Ours is the whole walk as a question makes it, up to the ordered and cut ids; what a whole call
-costs, with its rows out of PostgreSQL, is shown beside it.
+A random graph with power-law hubs, ten relations for each concept, on an embedded server with durable defaults. The
+question is who stands within so many undirected hops, where nine concepts of ten pass the filter. The limit is a
+breadth-first search in C over plain arrays. Ours is the walk as a question makes it, with filters, changed lists,
+order and cut; a whole call with its rows out of PostgreSQL is shown beside it. All answers must agree.
 """
 
 import argparse
-import ctypes
+import importlib
+import importlib.util
+import signal
 import statistics
 import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Callable
-from contextlib import closing
+from contextlib import ExitStack, closing, suppress
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psycopg
 from psycopg import sql
 
+from benchmarks.graph_parts import cypher, data, freshness
+from benchmarks.graph_parts.age import age_settings
+from benchmarks.graph_parts.contest import Ask, contest, ratio, timed
+from benchmarks.graph_parts.data import ONTOLOGIES, TYPES, World
+from benchmarks.graph_parts.limit import Limit
+from benchmarks.graph_parts.peers import NAMES, PeerFailed, peers, recursive
 from benchmarks.report import Report, console
-from kappa.graph import Budget, Cancel, Graph, GraphConfig, NewRelation, Order, Where
+from kappa.graph import Budget, Cancel, Graph, GraphConfig, Order, Where
 from kappa.graph.query.filters import Filter, Limits
 from kappa.graph.query.kernel import CKernel, Kernel, NumpyKernel, best
-from kappa.graph.query.snapshot import Snapshot
+from kappa.graph.query.snapshot import Snapshot, build
 from kappa.graph.query.walkers import SnapshotWalker
 from kappa.pg.embedded import EmbeddedServer
 
-LIMIT_SOURCE = r"""
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
-#define BIT(s, n) ((s)[(n) >> 6] >> ((n) & 63) & 1)
-#define SET(s, n) ((s)[(n) >> 6] |= (uint64_t)1 << ((n) & 63))
-/* `ptr` and `nbr` are both directions in one list. */
-int64_t reach(const int64_t *ptr, const int32_t *nbr, const uint8_t *ok, int32_t nodes, int32_t seed, int hops,
-              int32_t *found)
-{
-    size_t words = (nodes + 63) / 64;
-    uint64_t *seen = calloc(words, 8), *front = malloc(words * 8);
-    int64_t from = 0, to = 1, count = 1;
-    found[0] = seed;
-    SET(seen, seed);
-    for (int hop = 0; hop < hops && from < to; hop++) {
-        int64_t edges = 0;
-        if (to - from > nodes / 64)
-            for (int64_t f = from; f < to; f++) edges += ptr[found[f] + 1] - ptr[found[f]];
-        if (edges > ptr[nodes] / 10) {
-            memset(front, 0, words * 8);
-            for (int64_t f = from; f < to; f++) SET(front, found[f]);
-            for (int32_t n = 0; n < nodes; n++) {
-                if (BIT(seen, n) || !ok[n]) continue;
-                for (int64_t i = ptr[n]; i < ptr[n + 1]; i++)
-                    if (BIT(front, nbr[i])) { found[count++] = n; break; }
-            }
-            for (int64_t f = to; f < count; f++) SET(seen, found[f]);
-        } else {
-            for (int64_t f = from; f < to; f++)
-                for (int64_t i = ptr[found[f]]; i < ptr[found[f] + 1]; i++) {
-                    int32_t n = nbr[i];
-                    if (BIT(seen, n) || !ok[n]) continue;
-                    SET(seen, n);
-                    found[count++] = n;
-                }
-        }
-        from = to;
-        to = count;
-    }
-    free(seen);
-    free(front);
-    return count - 1;
-}
-"""
+PASSING = tuple(range(1, ONTOLOGIES))
+NINE_TENTHS = Filter(ontologies=PASSING)
+HALF_THE_TYPES = Filter(ontologies=PASSING, types=tuple(range(1, TYPES // 2 + 1)))
+PATH_HOPS = 6
+LIMIT, OTHERS = "limit", (*NAMES, "recursive CTE")
 
 
-class Limit:
-    """The quickest walk there is."""
+class Ours:
+    """A snapshot and a kernel, asked as a question asks them."""
 
-    def __init__(self, graph: Snapshot, directory: Path) -> None:
-        source, library = directory / "limit.c", directory / "limit.so"
-        source.write_text(LIMIT_SOURCE)
-        subprocess.run(["cc", "-O3", "-march=native", "-shared", "-fPIC", "-o", str(library), str(source)], check=True)
-        self._reach = ctypes.CDLL(str(library)).reach
-        self._reach.restype = ctypes.c_int64
-        everyone = np.arange(graph.nodes, dtype=np.int32)
-        both = (graph.out.gather(everyone)[:2], graph.into.gather(everyone)[:2])
-        ends = [np.concatenate(part) for part in zip(*both, strict=True)]
-        order = np.argsort(ends[0], kind="stable")
-        self._nbr = np.ascontiguousarray(ends[1][order])
-        self._ptr = np.zeros(graph.nodes + 1, np.int64)
-        np.cumsum(np.bincount(ends[0], minlength=graph.nodes), out=self._ptr[1:])
-        self._ok = np.isin(graph.group, np.arange(1, 10)).astype(np.uint8)
-        self._found = np.empty(graph.nodes, np.int32)
-        self._nodes = graph.nodes
+    def __init__(self, snapshot: Snapshot, kernel: Kernel, filters: Filter = NINE_TENTHS) -> None:
+        self._snapshot = snapshot
+        self._kernel = kernel
+        self._filters = filters
+
+    def _walker(self) -> SnapshotWalker:
+        return SnapshotWalker(self._snapshot, self._kernel, Limits(time.monotonic() + 60, Cancel()), 10**9)
 
     def reach(self, seed: int, hops: int) -> int:
-        def at(array: np.ndarray) -> ctypes.c_void_p:
-            return ctypes.c_void_p(array.ctypes.data)
+        return self._walker().reach(np.array([seed]), hops, self._filters, Order.DEGREE, 100).found
 
-        return self._reach(
-            at(self._ptr), at(self._nbr), at(self._ok), ctypes.c_int32(self._nodes), ctypes.c_int32(seed), hops,
-            at(self._found),
-        )  # fmt: skip
-
-
-NINE_TENTHS = Filter(ontologies=tuple(range(1, 10)))
-"""Of ten ontologies nine: nine nodes of ten pass."""
-
-
-def fill(url: str, nodes: int, edges: int) -> None:
-    """A random graph whose ends follow a power law, made by the server itself."""
-    with closing(psycopg.connect(url, autocommit=True)) as connection:
-        connection.execute("SELECT setseed(0.25)")
-        connection.execute(
-            "INSERT INTO kappa_graph.ontologies (key, name) SELECT gen_random_uuid(), 'part ' || n "
-            "FROM generate_series(1, 10) AS n"
-        )
-        connection.execute(
-            "INSERT INTO kappa_graph.relation_types (name) SELECT 'TYPE_' || n FROM generate_series(1, 20) AS n"
-        )
-        connection.execute(
-            "INSERT INTO kappa_graph.concepts (key, ontology_id, label) "
-            "SELECT gen_random_uuid(), 1 + n %% 10, 'concept ' || n FROM generate_series(1, %s) AS n",
-            [nodes],
-        )
-        connection.execute(
-            # 7919 is prime: nodes of one degree don't stand side by side.
-            "INSERT INTO kappa_graph.relations (from_id, to_id, type_id, confidence) "
-            "SELECT 1 + (7919 * floor(%(n)s * random() ^ 2.5)::bigint) %% %(n)s, "
-            "       1 + (7919 * floor(%(n)s * random() ^ 2.5)::bigint) %% %(n)s, "
-            "       1 + floor(20 * random())::int, floor(101 * random())::int "
-            "  FROM generate_series(1, %(m)s) ON CONFLICT DO NOTHING",
-            {"n": nodes, "m": edges},
-        )
-        connection.execute("VACUUM ANALYZE kappa_graph.relations, kappa_graph.concepts")
+    def path(self, start: int, goal: int, hops: int) -> int:
+        way = self._walker().shortest(start, goal, hops, self._filters, (), ())
+        return len(way) - 1 if way else -1
 
 
 class Bench:
     """One run."""
 
-    def __init__(self, server: EmbeddedServer, quick: bool, directory: Path) -> None:
-        self.server = server
-        self.quick = quick
+    def __init__(self, arguments: argparse.Namespace, directory: Path) -> None:
+        self.quick: bool = arguments.quick
+        self.with_peers: bool = arguments.peers
+        self.nodes: int = arguments.nodes
+        self.huge: int = arguments.huge
+        self.age_nodes: int = arguments.age_nodes
         self.directory = directory
-        self.rounds = 15 if quick else 40
+        self.server = EmbeddedServer(directory / "kappa")
+        self.rounds = 20 if self.quick else 40
+        self.patience = 1.0 if self.quick else 15.0
         self.report = Report("bars of the graph")
+        compiled = best()
+        self.kernels: list[Kernel] = [compiled] if isinstance(compiled, CKernel) else []
+        self.kernels.append(NumpyKernel())
+        self.ours = self.kernels[0].name
+
+    def run(self) -> None:
+        with self.server.hold("benchmarks.graph"):
+            large = self.size(data.make(self.nodes, 10 * self.nodes), bar=True)
+            small = self.size(data.make(self.nodes // 10, self.nodes), bar=False)
+            # A tenth of the graph, the same change.
+            self.report.bar(
+                "refresh after 100 edges, ten times the graph / the graph", large[100] / small[100], 2, at_most=True
+            )
+            if importlib.util.find_spec("benchmarks.graph_parts.vectors"):
+                vectors: Any = importlib.import_module("benchmarks.graph_parts.vectors")
+                vectors.run(self.report, self.server, self.quick)
+        self.age(data.make(self.age_nodes, 10 * self.age_nodes))
+        if self.huge:
+            self.in_memory(data.make(self.huge, 10 * self.huge))
+        self.report.show()
 
     def database(self, name: str) -> str:
         with closing(psycopg.connect(self.server.url(database="postgres"), autocommit=True)) as admin:
             admin.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
         return self.server.url(database=name, by_socket=True)
 
-    def run(self) -> None:
-        # The bar is of this size, in a quick run as well.
-        self.size(200_000, 2_000_000, bar=True)
-        if not self.quick:
-            self.size(20_000, 200_000, bar=False)
-        self.report.show()
-
-    def size(self, nodes: int, edges: int, *, bar: bool) -> None:
-        console.print(f"[bold]{nodes:,} nodes, {edges:,} edges[/]")
-        url = self.database(f"graph_{nodes}")
+    def size(self, world: World, *, bar: bool) -> dict[int, float]:
+        """Everything of one size; what refreshes cost."""
+        size = f"{world.nodes:,}"
+        console.print(f"[bold]{size} concepts, {world.edges:,} relations[/]")
+        url = self.database(f"graph_{world.nodes}")
         graph = Graph(url, GraphConfig(), budget=Budget())
         graph.install()
-        console.print("  filling …")
-        fill(url, nodes, edges)
+        data.fill(url, world)
         graph.open(listen=False)
         try:
             began = time.perf_counter()
             graph.refresh()
-            self.report.figure(f"{nodes:,}: snapshot built, s", time.perf_counter() - began)
+            self.report.figure(f"{size}: snapshot built, s", time.perf_counter() - began)
             snapshot = graph._keeper.current  # type: ignore[union-attr]
             assert snapshot is not None
-            per_edge = self.report.figure(f"{nodes:,}: bytes per edge", snapshot.nbytes / snapshot.edges)
+            per_edge = self.report.figure(f"{size}: bytes per edge", snapshot.nbytes / snapshot.edges)
             if bar:
                 self.report.bar("bytes per edge", per_edge, 20, at_most=True)
-            self.hops(nodes, snapshot, bar=bar)
-            self.calls(nodes, graph, snapshot)
+            with psycopg.connect(url, autocommit=True) as connection:
+                self.hops(size, world, snapshot, connection, bar=bar)
+            self.calls(size, graph, world)
         finally:
             graph.close()
-        self.freshness(nodes, url, bar=bar)
+        seen = freshness.visible(self.report, size, url, self.rounds)
+        if bar:
+            self.report.bar("visible after commit, p95, ms", seen, 100, at_most=True)
+        took = freshness.refresh(self.report, size, url, self.rounds)
+        freshness.steady(self.report, size, url, 3.0 if self.quick else 15.0)
+        return took
 
-    def seeds(self, snapshot: Snapshot) -> list[int]:
-        near = np.flatnonzero((snapshot.degree >= 90) & (snapshot.degree <= 110))
-        return near[:: max(1, len(near) // self.rounds)][: self.rounds].tolist()
+    def hops(
+        self, size: str, world: World, snapshot: Snapshot, connection: psycopg.Connection[Any], *, bar: bool
+    ) -> None:
+        limit = Limit(world, self.directory)
+        with ExitStack() as stack:
+            reach: dict[str, Ask] = {LIMIT: timed(limit.reach)}
+            path: dict[str, Ask] = {LIMIT: timed(limit.path)}
+            for kernel in self.kernels:
+                ours = Ours(snapshot, kernel)
+                reach[kernel.name], path[kernel.name] = timed(ours.reach), timed(ours.path)
+            for peer in self._peers(stack, world) if bar or not self.quick else ():
+                reach[peer.name], path[peer.name] = peer.reach, peer.path
+            path.pop("DuckDB recursive", None)
+            reach["recursive CTE"] = timed(lambda seed, hops: recursive(connection, seed, hops))
+            seeds = world.seeds(40)
+            for what, some, hops in (
+                ("1 hop, degree 100", seeds, 1),
+                ("2 hops, degree 100", seeds, 2),
+                ("3 hops, degree 100", seeds[:: 10 if self.quick else 4], 3),
+                ("1 hop, hub", [world.hub] * 3, 1),
+                ("2 hops, hub", [world.hub] * 3, 2),
+            ):
+                took = contest(self.report, f"{size}: {what}", reach, [(one, hops) for one in some], self.patience)
+                if bar and what == "2 hops, degree 100":
+                    self.bars(took)
+            pairs = [(a, b, PATH_HOPS) for a, b in pairwise(seeds)]
+            contest(self.report, f"{size}: shortest path", path, pairs, self.patience)
+        self.typed(size, world, snapshot, seeds, peers_too=bar and not self.quick)
 
-    def hops(self, nodes: int, snapshot: Snapshot, *, bar: bool) -> None:
-        """Everyone in turns, each seed once; medians are compared."""
-        limit = Limit(snapshot, self.directory)
-        kernels: list[Kernel] = [NumpyKernel()]
-        if isinstance(compiled := best(), CKernel):
-            kernels.insert(0, compiled)
-        hub = int(snapshot.degree.argmax())
-        for what, seeds, hops in (
-            ("1 hop, degree 100", self.seeds(snapshot), 1),
-            ("2 hops, degree 100", self.seeds(snapshot), 2),
-            ("3 hops, degree 100", self.seeds(snapshot), 3),
-            ("2 hops, hub", [hub] * 5, 2),
-        ):
-            took: dict[str, list[float]] = {"limit": [], **{kernel.name: [] for kernel in kernels}}
-            for seed in seeds:
-                found = limit.reach(seed, hops)
-                took["limit"].append(timed(lambda seed=seed, hops=hops: limit.reach(seed, hops)))
-                for kernel in kernels:
-                    walker = SnapshotWalker(snapshot, kernel, Limits(time.monotonic() + 60, Cancel()), 10**7)
-                    start = snapshot.ids[seed : seed + 1]
-                    ask = lambda w=walker, s=start, h=hops: w.reach(s, h, NINE_TENTHS, Order.DEGREE, 100)  # noqa: E731
-                    assert ask().found == found
-                    took[kernel.name].append(timed(ask))
-            median = {name: 1000 * statistics.median(times) for name, times in took.items()}
-            for name, value in median.items():
-                self.report.figure(f"{nodes:,}: {what}: {name}, ms", value)
-            if bar and what == "2 hops, degree 100":
-                for name, most in (("c", 3), ("numpy", 5)):
-                    if name in median:
-                        self.report.bar(f"{what}: {name} / limit", median[name] / median["limit"], most, at_most=True)
+    def bars(self, took: dict[str, list[float]]) -> None:
+        what = "2 hops, degree 100"
+        for name, most in (("c", 3), ("numpy", 5)):
+            if name in took:
+                self.report.bar(f"{what}: {name} / limit", ratio(took[name], took[LIMIT]), most, at_most=True)
+        for name in OTHERS:
+            if name in took:
+                self.report.bar(f"{what}: {name} / ours", ratio(took[name], took[self.ours]), 1)
 
-    def calls(self, nodes: int, graph: Graph, snapshot: Snapshot) -> None:
+    def typed(self, size: str, world: World, snapshot: Snapshot, seeds: list[int], *, peers_too: bool) -> None:
+        """Half of the relation types, and the concepts' filter. The others' graphs hold nothing else."""
+        half = world.only(TYPES // 2)
+        with ExitStack() as stack:
+            reach: dict[str, Ask] = {LIMIT: timed(Limit(half, self.directory).reach)}
+            for kernel in self.kernels:
+                reach[kernel.name] = timed(Ours(snapshot, kernel, HALF_THE_TYPES).reach)
+            for peer in self._peers(stack, half) if peers_too else ():
+                reach[peer.name] = peer.reach
+            contest(self.report, f"{size}: 2 hops, half the types", reach, [(one, 2) for one in seeds], self.patience)
+
+    def _peers(self, stack: ExitStack, world: World) -> list[Any]:
+        if not self.with_peers:
+            return []
+        try:
+            return stack.enter_context(peers(world, self.directory))
+        except (PeerFailed, subprocess.CalledProcessError, OSError) as error:
+            console.print(f"[bold red]NOT MEASURED: {', '.join(NAMES)}: {error}[/]")
+            return []
+
+    def calls(self, size: str, graph: Graph, world: World) -> None:
         """A whole question, with the rows of a hundred concepts, in memory and in SQL."""
         cold = Graph(graph.database, GraphConfig(snapshot=False), budget=Budget()).open(listen=False)
-        where = Where([f"part {n}" for n in range(1, 10)])
+        where = Where([f"part {n}" for n in PASSING])
+        seeds = world.seeds(self.rounds)[:10]
         try:
             for name, asked in (("snapshot", graph), ("sql", cold)):
-                ids = [int(snapshot.ids[seed]) for seed in self.seeds(snapshot)[:10]]
-                asked.neighbors([ids[0]], 2, where=where)
-                times = [timed(lambda i=i, a=asked: a.neighbors([i], 2, where=where)) for i in ids]
-                self.report.figure(f"{nodes:,}: 2 hops, whole call: {name}, ms", 1000 * statistics.median(times))
-                pairs = list(pairwise(ids))
-                times = [timed(lambda p=p, a=asked: a.paths(p[0], p[1])) for p in pairs]
-                self.report.figure(f"{nodes:,}: shortest path, whole call: {name}, ms", 1000 * statistics.median(times))
+                first = _seconds(asked, "neighbors", [seeds[0]], 2, where=where)
+                self.report.figure(f"{size}: 2 hops, the first whole call: {name}, ms", 1000 * first)
+                times = [_seconds(asked, "neighbors", [seed], 2, where=where) for seed in seeds]
+                self.report.figure(f"{size}: 2 hops, whole call: {name}, ms", 1000 * statistics.median(times))
+                times = [_seconds(asked, "paths", *pair) for pair in pairwise(seeds)]
+                self.report.figure(f"{size}: shortest path, whole call: {name}, ms", 1000 * statistics.median(times))
         finally:
             cold.close()
 
-    def freshness(self, nodes: int, url: str, *, bar: bool) -> None:
-        """From the commit until a process that listens has it, and what a refresh of a hundred edges costs."""
-        chance = np.random.default_rng(5)
-        with closing(psycopg.connect(url, autocommit=True)) as connection:
-            keys = [row[0] for row in connection.execute("SELECT key FROM kappa_graph.concepts LIMIT 5000").fetchall()]
-        with Graph(url, GraphConfig(), budget=Budget()) as graph:
-            graph.refresh()
-            waits: list[float] = []
-            refreshes: list[float] = []
-            for turn in range(self.rounds):
-                pairs = chance.integers(0, len(keys), (100, 2)).tolist()
-                written = graph.add_relations([NewRelation(keys[a], keys[b], f"NEW_{turn}") for a, b in pairs])
-                began = time.perf_counter()
-                assert graph.wait_for(written.epoch, 30)
-                waits.append(time.perf_counter() - began)
-                status = graph.status()
-                assert status is not None
-                refreshes.append(status.last_refresh)
-        visible = self.report.figure(
-            f"{nodes:,}: visible after commit, p95, ms", 1000 * float(np.percentile(waits, 95))
-        )
-        self.report.figure(f"{nodes:,}: visible after commit, median, ms", 1000 * statistics.median(waits))
-        self.report.figure(f"{nodes:,}: refresh of 100 edges, median, ms", 1000 * statistics.median(refreshes))
-        if bar:
-            self.report.bar("visible after commit, p95, ms", visible, 100, at_most=True)
+    def age(self, world: World) -> None:
+        """Apache AGE on a server of its own, which has it loaded."""
+        if not age_settings():
+            console.print("[bold red]NOT MEASURED: AGE: its files are not installed (the group `dev` has them)[/]")
+            return
+        size = f"{world.nodes:,}"
+        console.print(f"[bold]Apache AGE, {size} concepts, {world.edges:,} relations[/]")
+        seed = world.seeds(1)[0]
+        ours = Ours(build(0, world.rows()), self.kernels[0])
+        server = EmbeddedServer(self.directory / "age", settings=age_settings())
+        with server.hold("benchmarks.graph"), cypher.filled(server.url(by_socket=True), world) as age:
+            found, variable = age.variable_length(seed, 2)
+            assert found in (None, cypher.found_at_the_end(world, seed, 2))
+            found, chunked = age.chunked(seed, 2)
+            assert found in (None, ours.reach(seed, 2))
+            mine = statistics.median(timed(ours.reach)(seed, 2)[1] for _ in range(25))
+        self.report.figure(f"AGE, {size}: 2 hops: ours, ms", 1000 * mine)
+        self.report.figure(f"AGE, {size}: 2 hops: variable length, ms", 1000 * variable)
+        self.report.figure(f"AGE, {size}: 2 hops: eight undirected chunks, ms", 1000 * chunked)
+        self.report.bar(f"2 hops, {size} concepts: AGE, variable length / ours", variable / mine, 1000)
+        self.report.bar(f"2 hops, {size} concepts: AGE, undirected chunks / ours", chunked / mine, 50_000)
+
+    def in_memory(self, world: World) -> None:
+        """A graph of a size that nobody waits to be loaded: the walk beside the limit alone."""
+        size = f"{world.nodes:,}"
+        console.print(f"[bold]{size} concepts, {world.edges:,} relations, in memory alone[/]")
+        began = time.perf_counter()
+        snapshot = build(0, world.rows())
+        self.report.figure(f"{size}: snapshot built of columns in memory, s", time.perf_counter() - began)
+        self.report.figure(f"{size}: bytes per edge", snapshot.nbytes / snapshot.edges)
+        limit = Limit(world, self.directory)
+        reach = {LIMIT: timed(limit.reach)}
+        for kernel in self.kernels:
+            reach[kernel.name] = timed(Ours(snapshot, kernel).reach)
+        for what, seeds, hops in (
+            ("1 hop, degree 100", world.seeds(10), 1),
+            ("2 hops, degree 100", world.seeds(10), 2),
+            ("3 hops, degree 100", world.seeds(10), 3),
+            ("2 hops, hub", [world.hub] * 3, 2),
+        ):
+            contest(self.report, f"{size}: {what}", reach, [(seed, hops) for seed in seeds], self.patience)
 
 
-def timed(act: Callable[[], object]) -> float:
+def _seconds(graph: Graph, question: str, *asked: Any, **more: Any) -> float:
     began = time.perf_counter()
-    act()
+    getattr(graph, question)(*asked, **more)
     return time.perf_counter() - began
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.graph", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="fewer rounds, one size")
-    parser.add_argument("--json", type=Path, metavar="FILE")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # servers end with it
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.graph", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="fewer rounds: a minute or two")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write bars and figures to this file")
+    parser.add_argument("--nodes", type=int, default=200_000, help="concepts, with ten relations for each: 200000")
+    parser.add_argument("--age-nodes", type=int, help="of AGE's graph: 20000; with --quick 2000")
+    parser.add_argument("--huge", type=int, help="of a graph in memory alone: 2000000; with --quick none")
+    parser.add_argument("--without-peers", dest="peers", action="store_false", help="only the limit, the CTE and AGE")
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory() as home:
-        server = EmbeddedServer(Path(home) / "kappa")
-        with server.hold("benchmarks.graph"):
-            bench = Bench(server, arguments.quick, Path(home))
-            bench.run()
-    if arguments.json:
-        bench.report.write(arguments.json)
+    for name, whole, small in (("age_nodes", 20_000, 2_000), ("huge", 2_000_000, 0)):
+        if getattr(arguments, name) is None:
+            setattr(arguments, name, small if arguments.quick else whole)
+    with tempfile.TemporaryDirectory(prefix="kappa-bench-") as home, suppress(KeyboardInterrupt):
+        bench = Bench(arguments, Path(home))
+        bench.run()
+        if arguments.json:
+            bench.report.write(arguments.json)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ import itertools
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -54,8 +54,15 @@ class Server:
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with started(tmp_path_factory) as running:
+        yield running
+
+
+@contextmanager
+def started(tmp_path_factory: pytest.TempPathFactory, settings: Mapping[str, str] | None = None) -> Iterator[Server]:
+    """A server of its own, for as long as the block lasts."""
     with _quick_directory(tmp_path_factory) as home:
-        embedded = EmbeddedServer(home, settings=QUICK, say=print)
+        embedded = EmbeddedServer(home, settings={**QUICK, **(settings or {})}, say=print)
         with embedded.hold("the tests"):
             running = Server(embedded)
             yield running

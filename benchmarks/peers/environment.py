@@ -28,9 +28,14 @@ def node_problem() -> str | None:
     return None if int(version.lstrip("v").split(".")[0]) >= 18 else f"node is {version}"
 
 
-def ensure() -> None:
-    """Make the environments ready; quick when nothing changed."""
+def ensure_python() -> None:
+    """Make the Python peers' environment ready; quick when nothing changed."""
     _once(VENV / ".ready", LOCK, _make_venv)
+
+
+def ensure() -> None:
+    """The same for all environments."""
+    ensure_python()
     if node_problem() is None:
         _once(GRAPHILE / "node_modules" / ".ready", GRAPHILE / "package-lock.json", _make_node_modules)
 

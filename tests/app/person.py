@@ -17,7 +17,10 @@ from tests.conftest import Server
 from tests.ground import PATIENCE
 
 ROOT = Path(__file__).parents[2]
-WITH_GATES = {"KAPPA_HANDLERS": "tests.app.stepwise:declare", "PYTHONPATH": str(ROOT)}
+WITH_GATES = {
+    "KAPPA_HANDLERS": "tests.app.stepwise:declare",
+    "PYTHONPATH": os.pathsep.join(part for part in (str(ROOT), os.environ.get("PYTHONPATH")) if part),
+}
 
 
 @contextmanager

@@ -21,6 +21,7 @@ from schemathesis.schemas import APIOperation
 
 from kappa.app.api import application
 from kappa.engine.tools import ArtifactStore, artifacts_of
+from kappa.graph.identity import concept_key, ontology_key
 from tests.app.conftest import Up
 from tests.conftest import Server
 
@@ -40,6 +41,18 @@ NOT_ASKED = {
 
 PASSWORD = "known to the tests"
 ARTIFACT = hashlib.sha256(b"a").hexdigest()
+
+ONTOLOGY = ontology_key("checks")
+GRAPH = (
+    "TRUNCATE kappa_graph.ontologies, kappa_graph.relation_types RESTART IDENTITY CASCADE",
+    f"INSERT INTO kappa_graph.ontologies (key, name) VALUES ('{ONTOLOGY}', 'checks')",
+    "INSERT INTO kappa_graph.concepts (key, ontology_id, label, embedding, embedding_model) VALUES"
+    f" ('{concept_key(ONTOLOGY, 'checks')}', 1, 'checks', '{{1,0}}', 'spare'),"
+    f" ('{concept_key(ONTOLOGY, 'spare')}', 1, 'spare', '{{0,1}}', 'spare')",
+    "INSERT INTO kappa_graph.relation_types (name) VALUES ('self_test')",
+    "INSERT INTO kappa_graph.relations (from_id, to_id, type_id) VALUES (1, 2, 1)",
+    "UPDATE kappa_graph.graph_settings SET workers = NULL, timeout = NULL",
+)
 
 FRESH = (
     "TRUNCATE kappa.jobs, kappa.finished_jobs, kappa.users, kappa.user_roles, kappa.tokens, kappa.audit,"
@@ -66,6 +79,7 @@ FRESH = (
     "INSERT INTO kappa.tool_runs (job_id, tool, version, status) SELECT 1000 + n, 'checks', '1', 'queued'"
     " FROM generate_series(1, 9) AS n",
     f"INSERT INTO kappa.tool_artifacts (run_id, path, size, sha256) VALUES (1, 'a.txt', 1, '{ARTIFACT}')",
+    *GRAPH,
     "UPDATE kappa.lanes SET kinds = '{self_test}', enabled = true, max_slots = 4, executor = 'thread'"
     " WHERE name = 'checks'",
 )
@@ -222,6 +236,20 @@ def test_every_operation_answers_as_documented(live: Live, operation: APIOperati
         ("GET", "/tool-runs/{run_id}/logs", {"run_id": 1}, None),
         ("GET", "/tool-runs/{run_id}/artifacts", {"run_id": 1}, None),
         ("GET", "/tool-runs/{run_id}/artifacts/{path}", {"run_id": 1, "path": "a.txt"}, None),
+        ("POST", "/query/neighbors", {}, {"seeds": ["checks"], "where": {"ontologies": ["checks"]}}),
+        ("POST", "/query/related", {}, {"concept": "checks"}),
+        ("POST", "/query/path", {}, {"start": "checks", "goal": "spare"}),
+        ("POST", "/query/enriched-path", {}, {"start": "checks", "goal": "spare"}),
+        ("POST", "/query/polarity", {}, {"positive": "checks", "negative": "spare", "candidates": ["checks"]}),
+        ("POST", "/query/subgraph", {}, {"seeds": ["checks"]}),
+        ("POST", "/query/search", {}, {"text": "spare"}),
+        ("POST", "/query/diversity", {}, {"concept": "checks"}),
+        ("GET", "/graph/concepts/{concept}", {"concept": "checks"}, None),
+        ("POST", "/graph/concepts", {}, {"ontology": "checks", "concepts": [{"label": "new"}]}),
+        (
+            *("POST", "/graph/relations", {}),
+            {"ontology": "checks", "relations": [{"from": "spare", "to": "checks", "type": "self_test"}]},
+        ),
     ],
 )
 def test_what_dice_may_miss_answers_as_documented(

@@ -160,8 +160,9 @@ def test_every_command_has_a_help_text() -> None:
 
 
 def test_every_command_that_speaks_to_a_server_shows_an_example_and_speaks_json() -> None:
-    groups = ("kg job ", "kg admin ", "kg user ", "kg role ", "kg token ")
-    spoken = {path: command for path, command in commands() if path.startswith(groups)}
+    groups = ("kg job ", "kg admin ", "kg user ", "kg role ", "kg token ", "kg concept ")
+    graph = ("kg search", "kg related", "kg path", "kg polarity")
+    spoken = {path: command for path, command in commands() if path.startswith(groups) or path in graph}
     assert len(spoken) > 25
     assert [path for path, command in spoken.items() if f"Example: {path}" not in command.help.replace("$(", "")] == [
         "kg token make"  # whose example keeps what it prints

@@ -21,6 +21,7 @@ from starlette.types import ASGIApp
 
 from kappa.app.api import application
 from kappa.app.api.middleware import RequestId
+from tests.app import worlds
 from tests.app.conftest import Site
 
 LONGEST = 0.1
@@ -84,7 +85,9 @@ class Everything:
     async def ask(self, method: str, path: str, status: int, body: Any = None, **values: object) -> httpx2.Response:
         self.asked.add((method, path))
         options = {} if body is None else {"json": body}
-        answer = await self.client.request(method, path.replace("{path:path}", "a/b").format(**values), **options)
+        answer = await self.client.request(
+            method, path.replace("{path:path}", "a/b").replace(":path}", "}").format(**values), **options
+        )
         assert answer.status_code == status, (method, path, answer.text)
         return answer
 
@@ -154,6 +157,17 @@ class Everything:
         await self.ask("POST", "/tool-runs/{run_id}/cancel", 200, run_id=run)
         await self.ask("PATCH", "/tools/{name}", 204, {"enabled": False}, name=name)
 
+    async def graph(self) -> None:
+        """What is written, and every question: the second time from memory."""
+        ids, _ = await worlds.populate(self.client)
+        self.asked |= {("POST", "/graph/concepts"), ("POST", "/graph/relations")}
+        for path in ("/graph/status", "/graph/ontologies", "/graph/relation-types", "/admin/graph/settings"):
+            await self.ask("GET", path, 200)
+        await self.ask("PATCH", "/admin/graph/settings", 200, {"workers": 5})
+        await self.ask("GET", "/graph/concepts/{concept:path}", 200, concept=ids["Otter"])
+        for question, body in worlds.QUESTIONS.items():
+            await self.ask("POST", f"/query/{question}", 200, body)
+
 
 def _routes() -> set[tuple[str, str]]:
     routes = [route for group in application.GROUPS for route in group.router.routes]
@@ -167,10 +181,12 @@ async def test_no_route_keeps_the_loop(site: Site, monkeypatch: pytest.MonkeyPat
         await everything.change(0)
         await everything.people(0)
         await everything.tools(0)
+        await everything.graph()
         # And with much to do: more than there are connections, and more passwords than are hashed at once.
         await asyncio.gather(*(everything.read() for _ in range(AT_ONCE)))
         await asyncio.gather(*(everything.change(number) for number in range(1, 9)))
         await asyncio.gather(*(everything.people(number) for number in range(1, 5)))
+        await asyncio.gather(*(everything.graph() for _ in range(AT_ONCE)))
     assert not watch.faults, "\n".join(watch.faults)
     assert watch.callbacks > 1000
     assert everything.asked == _routes(), everything.asked ^ _routes()

@@ -18,15 +18,17 @@ from mcp_types import CallToolResult, TextContent
 
 from kappa.app.cli import entry
 from kappa.app.mcp import http as over_http
+from tests.app import worlds
 from tests.app.conftest import Up
 from tests.app.person import served
 from tests.conftest import Server
-from tests.ground import PATIENCE, kg
+from tests.ground import PATIENCE, eventually, kg
 
 STATUS = "kappa://workers/status"
 TOOLS = {
     *("enqueue_job", "list_jobs", "show_job", "wait_for_job", "approve_job", "reject_job", "cancel_job"),
     *("retry_job", "prioritise_job"),
+    *("search", "concept", "related", "path", "polarity"),
 }
 
 
@@ -150,6 +152,30 @@ async def test_approving_and_rejecting(start_up: Callable[..., Up], tmp_path: Pa
         rejected = await call(client, "reject_job", job_id=other)
         assert (rejected["state"], rejected["reason"]) == ("cancelled", "rejected")
         assert (await refusal(client, "approve_job", job_id=other)).startswith(f"job {other} is cancelled")
+
+
+@pytest.mark.parametrize("way", ["stdio", "http legacy"])
+async def test_an_agent_asks_the_graph(shared: Up, way: str) -> None:
+    with shared.client() as operator:
+        operator.post("/graph/concepts", json=worlds.concepts()).raise_for_status()
+        epoch = operator.post("/graph/relations", json=worlds.relations()).raise_for_status().json()["epoch"]
+        eventually(lambda: operator.get("/graph/status").json()["snapshot"]["epoch"] >= epoch)
+    async with agent(shared, way) as client:
+        found = await call(client, "search", text="playful", ontologies=["zoology"])
+        [hit] = found["items"]
+        assert (hit["concept"]["label"], found["complete"]) == ("Otter", True)
+        shown = await call(client, "concept", concept=hit["concept"]["id"])
+        assert (shown["concept"]["description"], shown["evidence"]) == ("a playful swimmer", [])
+        near = await call(client, "related", concept="Otter", max_hops=1, relation_types=["EATS"])
+        assert [(one["concept"]["label"], one["types"]) for one in near["items"]] == [("Fish", ["EATS"])]
+        way_there = await call(client, "path", start="Otter", goal="Whale", around=1)
+        assert [one["label"] for one in way_there["items"][0]["concepts"]] == ["Otter", "River", "Sea", "Whale"]
+        assert len(way_there["around"]) == 4
+        poles = await call(client, "polarity", positive="River", negative="Sea", max_hops=3)
+        assert [one["concept"]["label"] for one in poles["items"]] == ["Otter", "Fish", "Krill", "Whale"]
+
+        assert await refusal(client, "related", concept="Yeti") == "there is no concept 'Yeti'"
+        assert (await refusal(client, "related", concept="Otter", max_hops=21)).startswith("max_hops: ")
 
 
 async def test_an_error_is_one_clear_line(shared: Up) -> None:

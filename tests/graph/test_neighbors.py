@@ -5,6 +5,7 @@ import pytest
 from kappa.graph import (
     BadQuestion,
     Graph,
+    NewConcept,
     NewRelation,
     Order,
     UnknownConcept,
@@ -93,6 +94,15 @@ def test_a_concept_of_another_ontology_is_not_walked_through(world: Graph) -> No
     assert len(world.neighbors([ids["a"]], 9).items) == 4
 
 
+def test_a_name_that_came_with_the_epoch_asked_for_is_known(world: Graph) -> None:
+    ids = write(world, [("a", "IS", "b")], "one")
+    assert labels(world.neighbors([ids["a"]], 2, where=Where(ontologies=["one"]))) == ["b"]
+    other = world.add_concepts("two", [NewConcept("x")]).ids
+    written = world.add_relations([NewRelation(ids["a"], other["x"], "KNOWS")])
+    asked = {"where": Where(ontologies=["two"]), "relation_types": ["KNOWS"], "min_epoch": written.epoch}
+    assert labels(world.neighbors([ids["a"]], 2, **asked)) == ["x"]
+
+
 def test_a_seed_may_be_a_uuid_its_text_or_a_node(world: Graph) -> None:
     ids = write(world, RIVER)
     node = world.concept(ids["river"])
@@ -107,6 +117,8 @@ def test_what_does_not_exist_is_named(world: Graph) -> None:
         world.neighbors(["00000000-0000-8000-8000-000000000000"])
     with pytest.raises(UnknownConcept, match="'; DROP TABLE"):
         world.neighbors(["'; DROP TABLE kappa_graph.concepts; --"])
+    with pytest.raises(UnknownConcept, match="9223372036854775808"):
+        world.neighbors([1 << 63])
     with pytest.raises(UnknownRelationType, match="LIVES_ON"):
         world.neighbors([ids["otter"]], relation_types=["LIVES_ON"])
     with pytest.raises(UnknownOntology, match="no such"):

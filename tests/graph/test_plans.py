@@ -8,7 +8,7 @@ import numpy as np
 import psycopg
 import pytest
 
-from kappa.graph.store import adjacency, clock, concepts, relations
+from kappa.graph.store import adjacency, clock, concepts, relations, texts, vectors
 from kappa.pg.queries import Query, Row
 from tests.conftest import Server
 from tests.graph.worlds import fill
@@ -32,8 +32,8 @@ def session(crowded: str, request: pytest.FixtureRequest) -> Iterator[Session]:
         yield opened
 
 
-def scans(session: Session, query: Query, **params: Any) -> dict[str, str]:
-    """How each table was read: by which index, or `through`."""
+def explained(session: Session, query: Query, **params: Any) -> dict[str, Any]:
+    """The plan, with what really happened."""
     session.execute(b"DEALLOCATE ALL")
     session.execute(f"PREPARE asked AS {query.numbered()}".encode())
     values = [params[name] for name in query.parameters]
@@ -44,6 +44,11 @@ def scans(session: Session, query: Query, **params: Any) -> dict[str, str]:
     )
     plan = told.fetchall()[0][0]
     plan = json.loads(plan) if isinstance(plan, str) else plan
+    return plan[0]["Plan"]
+
+
+def scans(session: Session, query: Query, **params: Any) -> dict[str, str]:
+    """How each table was read: by which index, or `through`."""
     found: dict[str, str] = {}
 
     def walk(node: dict[str, Any]) -> None:
@@ -52,7 +57,23 @@ def scans(session: Session, query: Query, **params: Any) -> dict[str, str]:
         for inner in node.get("Plans", ()):
             walk(inner)
 
-    walk(plan[0]["Plan"])
+    walk(explained(session, query, **params))
+    return found
+
+
+def read_by(session: Session, query: Query, **params: Any) -> set[str]:
+    """The ways in which concepts were read, where a statement reads them more than once."""
+    found: set[str] = set()
+
+    def walk(node: dict[str, Any]) -> None:
+        if node.get("Relation Name") == "concepts" and node["Actual Loops"] and not node.get("Plans"):
+            found.add(node.get("Index Name", "through"))
+        elif "Bitmap Index Scan" in node["Node Type"]:
+            found.add(node["Index Name"])
+        for inner in node.get("Plans", ()):
+            walk(inner)
+
+    walk(explained(session, query, **params))
     return found
 
 
@@ -76,11 +97,15 @@ def test_a_hop_reads_one_index(session: Session, count: int, only: dict[str, Any
     assert scans(session, adjacency.EXPAND_IN, **asked) == {"relations": "relations_in"}
 
 
-@pytest.mark.parametrize("count", [1, 100])
-def test_a_hop_with_ontologies_reads_no_table_through(session: Session, count: int) -> None:
-    asked = {**FREE, "ontologies": "{1,2}", "nodes": numbers(5_000, count)}
-    found = scans(session, adjacency.EXPAND_OUT, **asked)
-    assert found["relations"] == "relations_out"
+@pytest.mark.parametrize("count", [1, 100, 2_000])
+def test_a_hop_with_ontologies_looks_up_what_it_found(session: Session, count: int) -> None:
+    asked = {**FREE, "ontologies": "{1,2,3,4,5,6,7,8,9}", "nodes": numbers(5_000, count)}
+    by_key = {"concepts": "concepts_pkey"}
+    assert scans(session, adjacency.EXPAND_OUT, **asked) == {"relations": "relations_out", **by_key}
+    assert scans(session, adjacency.EXPAND_IN, **asked) == {"relations": "relations_in", **by_key}
+    asked["exempt"] = "{}"
+    assert scans(session, adjacency.EDGES_OUT, **asked) == {"relations": "relations_out", **by_key}
+    assert scans(session, adjacency.EDGES_IN, **asked) == {"relations": "relations_in", **by_key}
 
 
 def test_edges_and_degrees_are_read_by_index(session: Session) -> None:
@@ -120,3 +145,41 @@ def test_a_refresh_reads_the_new_part_of_the_log_alone(server: Server, graph_tem
                 "changes": "changes_transaction",
             }
     server.drop(url)
+
+
+@pytest.fixture(scope="module")
+def worded(server: Server, graph_template: str) -> Iterator[str]:
+    """Concepts that have words and embeddings of their own."""
+    url = server.create(graph_template)
+    fill(url, NODES, 1)
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("UPDATE kappa_graph.concepts SET embedding_model = 'm', embedding = ARRAY[id, 1]::real[]")
+        connection.execute("VACUUM (FULL, ANALYZE) kappa_graph.concepts")
+    yield url
+    server.drop(url)
+
+
+@pytest.mark.parametrize("mode", ["auto", "force_generic_plan"])
+def test_a_search_reads_no_table_through(worded: str, mode: str) -> None:
+    asked = {"said": "concept 777", "every": "'777':*", "some": "'777'", "last": "\U0010ffff", "ontologies": None,
+             "never": 0, "most": 20}  # fmt: skip
+    with psycopg.connect(worded, autocommit=True, prepare_threshold=None) as session:
+        session.execute("SELECT set_config('plan_cache_mode', %s, false)", [mode])
+        for query, index in (
+            (texts.NAMED, "concepts_label"),
+            (texts.EVERY_WORD, "concepts_words"),
+            (texts.SOME_WORD, "concepts_words"),
+        ):
+            assert read_by(session, query, **{name: asked[name] for name in query.parameters}) <= {
+                index,
+                "concepts_pkey",
+            }
+        kind = {"model": "m", "dimension": 2}
+        assert scans(session, vectors.DIMENSION, model="m") == {"concepts": "concepts_embedded"}
+        some = {**kind, "nodes": numbers(50, 100)}
+        part = {**kind, "low": 5_000, "high": 6_000, "ontologies": None}
+        for query, params in ((vectors.SOME, some), (vectors.HAVING, some), (vectors.BLOCK, part)):
+            # Here all concepts are embedded by one model, so that either index will do.
+            assert scans(session, query, **params)["concepts"] in ("concepts_pkey", "concepts_embedded"), query.name
+        keys = {"keys": "{}", "label": "concept 777", "ontology": None}
+        assert read_by(session, concepts.LABELLED, **keys) == {"concepts_key_key", "concepts_label"}

@@ -1,9 +1,11 @@
 """Small graphs to ask, and large ones to ask quickly."""
 
-from collections.abc import Iterable
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from uuid import UUID
 
 import psycopg
+from psycopg import sql
 
 from kappa.graph import Graph, NewConcept, NewRelation
 
@@ -48,6 +50,50 @@ def fill(url: str, nodes: int, edges: int, *, hub: int = 0) -> None:
             [hub],
         )
         connection.execute("VACUUM ANALYZE kappa_graph.relations, kappa_graph.concepts")
+
+
+Vertex = tuple[str, Mapping[str, object]]
+AgeEdge = tuple[int, str, int, Mapping[str, object]]
+
+
+def write_age(
+    connection: psycopg.Connection[tuple[object, ...]],
+    name: str,
+    vertices: Sequence[Vertex],
+    edges: Sequence[AgeEdge],
+    *,
+    edge_labels: Sequence[str] = (),
+) -> list[int]:
+    """An AGE graph of vertices `("Label", properties)` and edges between their places; the graphids in that order.
+
+    Labels are numbered as they come; `edge_labels` come first.
+    """
+    with connection.transaction():
+        connection.execute("SET LOCAL search_path = ag_catalog, public")
+        connection.execute("SELECT create_graph(%s)", [name])
+        for label in dict.fromkeys(label for label, _ in vertices):
+            connection.execute("SELECT create_vlabel(%s::cstring, %s::cstring)", [name, label])
+        for label in dict.fromkeys([*edge_labels, *(edge[1] for edge in edges)]):
+            connection.execute("SELECT create_elabel(%s::cstring, %s::cstring)", [name, label])
+        nodes: list[int] = []
+        for label, properties in vertices:
+            row = connection.execute(
+                sql.SQL("INSERT INTO {} (properties) VALUES (%s::agtype) RETURNING id::text").format(
+                    sql.Identifier(name, label)
+                ),
+                [json.dumps(properties, ensure_ascii=False)],
+            ).fetchone()
+            assert row is not None
+            nodes.append(int(str(row[0])))
+        for head, label, tail, properties in edges:
+            connection.execute(
+                sql.SQL(
+                    "INSERT INTO {} (start_id, end_id, properties) "
+                    "VALUES (%s::text::graphid, %s::text::graphid, %s::agtype)"
+                ).format(sql.Identifier(name, label)),
+                [str(nodes[head]), str(nodes[tail]), json.dumps(properties, ensure_ascii=False)],
+            )
+    return nodes
 
 
 def labels(answer: object) -> list[str]:

@@ -7,7 +7,9 @@ KappaError
     ├── Throttled          too many tries; says when the next one is listened to
     ├── NotFound
     ├── Conflict           it is there already, or something needs it
+    │   └── Ambiguous      a name that several things have
     ├── Refused            the request makes no sense as it is
+    ├── NotInstalled       a part of Kappa that this installation lacks
     └── Draining           the server is about to stop and takes nothing new
 """
 
@@ -42,8 +44,16 @@ class Conflict(AppError):
     """It is there already, or something needs it."""
 
 
+class Ambiguous(Conflict):
+    """A name that several things have."""
+
+
 class Refused(AppError):
     """The request makes no sense as it is."""
+
+
+class NotInstalled(AppError):
+    """A part of Kappa that this installation lacks."""
 
 
 class Draining(AppError):

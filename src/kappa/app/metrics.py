@@ -20,6 +20,7 @@ from prometheus_client.registry import Collector
 
 from kappa.app.answered import METHODS, Answered
 from kappa.app.counts import JOB_SECONDS, Counts, EngineCounts, SharedCounts
+from kappa.app.usecases.graph import KnowledgeGraph
 from kappa.app.usecases.workers import LaneNow
 from kappa.engine import JobState
 from kappa.engine.fleet.asgi import FleetApp
@@ -27,6 +28,7 @@ from kappa.engine.signals import Signals
 from kappa.pg import PoolUse
 
 HTTP_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+QUESTION_SECONDS = (*HTTP_SECONDS, 30, 60, 120)
 LIVE = tuple(state for state in JobState if not state.terminal)
 
 
@@ -46,6 +48,23 @@ class HttpMetrics:
         method = one.method if one.method in METHODS else "other"
         self._requests.labels(one.route, method, str(one.status) if one.status else "none").inc()
         self._seconds.labels(one.route, method).observe(one.until_answer)
+
+
+class GraphMetrics:
+    """Questions to the graph, counted."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._questions = Counter(
+            "kappa_graph_questions", "Questions that are over.", ("question", "outcome"), registry=registry
+        )
+        self._seconds = Histogram(
+            "kappa_graph_question_seconds", "From when a question came until its answer was ready.", ("question",),
+            registry=registry, buckets=QUESTION_SECONDS,
+        )  # fmt: skip
+
+    def asked(self, question: str, outcome: str, seconds: float) -> None:
+        self._questions.labels(question, outcome).inc()
+        self._seconds.labels(question).observe(seconds)
 
 
 LANE = ("kind", "lane")
@@ -99,6 +118,7 @@ class Now:
     requests: int
     threads: tuple[float, float]
     """Of the pool for what blocks: in use, and how many there may be."""
+    graph_epoch: int | None = None
 
 
 @dataclass
@@ -132,6 +152,8 @@ def _instant(now: Now) -> Iterable[Metric]:
         made.gauge("kappa_lane_enabled", "0 while the lane is drained.", int(one.lane.enabled), lane=lane)
     if now.fleet_workers is not None:
         made.gauge("kappa_fleet_workers", "Remote workers that gave a sign of life lately.", now.fleet_workers)
+    if now.graph_epoch is not None:
+        made.gauge("kappa_graph_epoch", "The latest epoch of the graph in the database.", now.graph_epoch)
     made.gauge("kappa_http_requests_in_flight", "Requests under way, but for health and metrics.", now.requests)
     made.gauge("kappa_http_threads_in_use", "Threads that do blocking work of the API.", now.threads[0])
     made.gauge("kappa_http_threads_max", "Threads that may do so.", now.threads[1])
@@ -165,6 +187,35 @@ def _fleet(fleet: FleetApp | None) -> Iterable[Metric]:
     return made.all.values()
 
 
+def _graph(graph: KnowledgeGraph | None) -> Iterable[Metric]:
+    now = graph.now() if graph is not None else None
+    if now is None:
+        return ()
+    made, snapshot, budget = _Families(), now.snapshot, now.budget
+    for state in ("off", "absent", "ready", "too large"):
+        is_so = int(state == snapshot.state)
+        made.gauge("kappa_graph_snapshot_state", "1 for the state that the snapshot is in.", is_so, state=state)
+    if snapshot.epoch is not None:
+        made.gauge("kappa_graph_snapshot_epoch", "The epoch that the snapshot is at.", snapshot.epoch)
+    made.gauge("kappa_graph_snapshot_nodes", "Concepts in the snapshot.", snapshot.nodes)
+    made.gauge("kappa_graph_snapshot_edges", "Relations in the snapshot.", snapshot.edges)
+    made.gauge("kappa_graph_snapshot_bytes", "Memory that the snapshot takes.", snapshot.bytes)
+    made.gauge("kappa_graph_snapshot_changed_edges", "Edges laid over it since.", snapshot.changed_edges)
+    made.gauge("kappa_graph_refresh_seconds", "What the last refresh took.", snapshot.last_refresh)
+    made.counter("kappa_graph_snapshot_builds", "How often it was read whole.", snapshot.builds)
+    made.counter("kappa_graph_snapshot_refreshes", "How often it followed changes.", snapshot.refreshes)
+    made.counter("kappa_graph_snapshot_compactions", "How often changes were merged into it.", snapshot.compactions)
+    for one in now.vectors:
+        made.gauge("kappa_graph_vectors", "Embeddings in memory.", one.concepts, model=one.model)
+        made.gauge("kappa_graph_vectors_bytes", "Memory that they take.", one.bytes, model=one.model)
+    made.gauge("kappa_graph_workers_max", "Graph workers of this server.", budget.workers)
+    made.gauge("kappa_graph_workers_busy", "Graph workers that work.", budget.busy)
+    made.gauge("kappa_graph_lanes_max", "Sequential lanes beside the workers.", budget.lanes)
+    made.gauge("kappa_graph_lanes_busy", "Sequential lanes that are taken.", budget.lanes_busy)
+    made.gauge("kappa_graph_waiting", "Questions that wait for their turn.", now.waiting)
+    return made.all.values()
+
+
 class _Page(Collector):
     """Families, as one page."""
 
@@ -191,7 +242,9 @@ class Metrics:
         self._worker_pools: Callable[[], Sequence[PoolUse]] = lambda: ()
         # Not the tokens of the API's threads: whoever looks why those are all taken must get an answer.
         self._turn = CapacityLimiter(1)
+        self._graph: KnowledgeGraph | None = None
         self.answered = HttpMetrics(self._registry).answered
+        self.asked = GraphMetrics(self._registry).asked
 
     def listen(self, signals: Signals) -> Callable[[], None]:
         """Begin to count; call what comes back to end it."""
@@ -206,6 +259,10 @@ class Metrics:
         self._fleet = fleet
         fleet.fleet.signals.subscribe(self._of_fleet.hear)
 
+    def show_graph(self, graph: KnowledgeGraph) -> None:
+        """The graph that this server answers from."""
+        self._graph = graph
+
     def show_pools(self, pools: Callable[[], Sequence[PoolUse]]) -> None:
         """The pools of a worker in this process, beside those of the API."""
         self._worker_pools = pools
@@ -219,7 +276,7 @@ class Metrics:
         counts.add(self._of_fleet.now())
         workers = _together([*self._worker_pools(), *counts.pools])
         page = CollectorRegistry()
-        instant = (_instant(now), _pools([*now.pools, *workers]), _fleet(self._fleet))
+        instant = (_instant(now), _pools([*now.pools, *workers]), _fleet(self._fleet), _graph(self._graph))
         page.register(_Page(_counted(counts), *instant, self._registry.collect()))
         return generate_latest(page)
 

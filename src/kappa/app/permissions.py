@@ -22,6 +22,9 @@ class Permission(StrEnum):
     TOOLS_MANAGE = "tools:manage"
     FLEET_WORK = "fleet:work"
     FLEET_VIEW = "fleet:view"
+    GRAPH_READ = "graph:read"
+    GRAPH_WRITE = "graph:write"
+    GRAPH_MANAGE = "graph:manage"
 
 
 MEANING: dict[Permission, str] = {
@@ -43,14 +46,18 @@ MEANING: dict[Permission, str] = {
     Permission.TOOLS_MANAGE: "register tools, which says what runs on the server",
     Permission.FLEET_WORK: "do the jobs of fleet lanes as a remote worker",
     Permission.FLEET_VIEW: "see the fleet's workers",
+    Permission.GRAPH_READ: "ask the graph: search, neighbours, paths, polarity, concepts and their evidence",
+    Permission.GRAPH_WRITE: "add concepts and relations",
+    Permission.GRAPH_MANAGE: "see and change how many workers questions have, and how long they may take",
 }
 
-_READ_ONLY = frozenset({Permission.ACCOUNT_USE, Permission.JOBS_VIEW, Permission.TOOLS_VIEW})
+_READ_ONLY = frozenset({Permission.ACCOUNT_USE, Permission.JOBS_VIEW, Permission.TOOLS_VIEW, Permission.GRAPH_READ})
 _CONTRIBUTOR = _READ_ONLY | {
     Permission.JOBS_ENQUEUE,
     Permission.JOBS_CANCEL,
     Permission.JOBS_RETRY,
     Permission.TOOLS_RUN,
+    Permission.GRAPH_WRITE,
 }
 _CURATOR = _CONTRIBUTOR | {Permission.JOBS_PRIORITISE, Permission.JOBS_APPROVE, Permission.JOBS_MANAGE}
 _ADMIN = _CURATOR | {Permission.USERS_VIEW, Permission.USERS_MANAGE, Permission.AUDIT_VIEW}

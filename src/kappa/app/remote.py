@@ -118,8 +118,9 @@ class Server:
         given = {name: value for name, value in (params or {}).items() if value is not None}
         return read(answer, check(self._client.get(path, params=given)).content)
 
-    def post(self, path: str, answer: type[T], body: object = None) -> T:
-        return read(answer, self._send("POST", path, body).content)
+    def post(self, path: str, answer: type[T], body: object = None, *, within: float | None = None) -> T:
+        """`within`: seconds, where the answer may take longer than usual."""
+        return read(answer, self._send("POST", path, body, within).content)
 
     def put(self, path: str, answer: type[T], body: object) -> T:
         return read(answer, self._send("PUT", path, body).content)
@@ -134,11 +135,12 @@ class Server:
         """Put something that the server answers with nothing."""
         self._send("PUT", path, body)
 
-    def _send(self, method: str, path: str, body: object) -> httpx2.Response:
+    def _send(self, method: str, path: str, body: object, within: float | None = None) -> httpx2.Response:
         # ASCII alone: half a surrogate pair, which JSON can say and UTF-8 can't, is the server's to refuse.
         content = None if body is None else json.dumps(body).encode()
         headers = None if body is None else {"Content-Type": "application/json"}
-        return check(self._client.request(method, path, content=content, headers=headers))
+        timeout = TIMEOUT if within is None else httpx2.Timeout(within, connect=TIMEOUT.connect)
+        return check(self._client.request(method, path, content=content, headers=headers, timeout=timeout))
 
 
 @contextmanager

@@ -12,8 +12,10 @@ from kappa.app import tracing
 from kappa.app.answered import Observer
 from kappa.app.metrics import Metrics
 from kappa.app.settings import Settings
+from kappa.app.usecases import graph as knowledge
 from kappa.app.usecases.credentials import Credentials
 from kappa.app.usecases.fleet import FleetWorkers
+from kappa.app.usecases.graph import KnowledgeGraph
 from kappa.app.usecases.jobs import Jobs
 from kappa.app.usecases.passes import Passes
 from kappa.app.usecases.passwords import Passwords
@@ -27,6 +29,7 @@ from kappa.engine.fleet.dispatch import Fleet
 from kappa.engine.fleet.transfers import Transfers
 from kappa.engine.signals import Signals
 from kappa.engine.tools import ArtifactStore, artifacts_of
+from kappa.graph import GraphConfig
 from kappa.pg import AsyncPool, Bounds, PoolUse
 
 API_SHARE = 3
@@ -48,13 +51,25 @@ class Services:
     tool_runs: ToolRuns
     fleet: FleetApp
     fleet_workers: FleetWorkers
+    graph: KnowledgeGraph
     metrics: Metrics
     observers: tuple[Observer, ...]
     """Who is told of every request when it is over."""
 
     def pools(self) -> tuple[PoolUse, ...]:
         """The pools of the API as they are now."""
-        return (self.client.pool_use(), self.auth.use(), self.fleet.fleet.pool.use())
+        return (self.client.pool_use(), self.auth.use(), self.fleet.fleet.pool.use(), *self.graph.pools())
+
+
+def graph_config(settings: Settings) -> GraphConfig:
+    return GraphConfig(
+        workers=settings.graph_workers,
+        timeout=settings.graph_timeout,
+        pool=settings.bounds["graph"],
+        snapshot=settings.graph_snapshot_mb > 0,
+        snapshot_bytes=settings.graph_snapshot_mb << 20,
+        vectors_bytes=settings.graph_vectors_mb << 20,
+    )
 
 
 @asynccontextmanager
@@ -66,24 +81,26 @@ async def open_services(settings: Settings, engine: Engine) -> AsyncGenerator[Se
     # Signals of its own: those of the lanes come from another thread.
     fleet = Fleet(database, Signals(), bounds=settings.bounds["fleet"], gate=settings.task_semaphore_size)
     passes = Passes(auth, database)
+    metrics = Metrics()
     async with (
         auth,
         engine.async_client(bounds=queue) as client,
         spans as traced,
         passes.opened() as doorman,
         fleet.opened(),
+        knowledge.opened(database, graph_config(settings), metrics.asked) as graph,
     ):
         passwords = Passwords()
         people = People(auth, passwords)
         await people.install_roles()
         watchtower = Watchtower(client)
-        metrics = Metrics()
         stop = metrics.listen(engine.signals)
         artifacts = ArtifactStore(artifacts_of(settings.home))
         fleet_app = FleetApp(
             fleet, Transfers(fleet, artifacts, run_sync), doorman, server=version("kappa"), max_body=settings.max_body
         )
         metrics.show_fleet(fleet_app)
+        metrics.show_graph(graph)
         try:
             yield Services(
                 settings=settings,
@@ -103,6 +120,7 @@ async def open_services(settings: Settings, engine: Engine) -> AsyncGenerator[Se
                 ),
                 fleet=fleet_app,
                 fleet_workers=FleetWorkers(fleet),
+                graph=graph,
                 metrics=metrics,
                 observers=(metrics.answered,) if traced is None else (metrics.answered, traced.answered),
             )

@@ -66,6 +66,18 @@ class Settings(BaseSettings):
     task_semaphore_size: int = Field(
         default=5, ge=1, description="`TASK_SEMAPHORE_SIZE`: claims' worth of `request_task` that are served at once"
     )
+    graph_workers: int = Field(
+        default=8, ge=1, le=32, description="Workers of all questions to the graph together, if the database says none"
+    )
+    graph_timeout: float = Field(
+        default=30, ge=5, le=120, description="Seconds that a question may take, if the database says none"
+    )
+    graph_snapshot_mb: int = Field(
+        default=1024, ge=0, description="Megabytes that the graph in memory may take; 0 keeps none"
+    )
+    graph_vectors_mb: int = Field(
+        default=1024, ge=0, description="Megabytes that the graph's embeddings in memory may take; 0 keeps none"
+    )
     grace: float = Field(default=30, ge=0, description="Seconds that running jobs and requests get when a server stops")
     log_format: LogFormat = Field(default=LogFormat.TEXT, description="How the lines of the log look: `text` or `json`")
     log_level: LogLevel = Field(default=LogLevel.INFO, description="`debug`, `info`, `warning` or `error`")

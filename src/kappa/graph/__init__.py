@@ -13,6 +13,7 @@ from kappa.graph.errors import (
     BadQuestion,
     BadWrite,
     EpochNotReached,
+    ForeignGraph,
     GraphBusy,
     GraphError,
     GraphFailed,
@@ -41,13 +42,18 @@ from kappa.graph.model import (
     Order,
     Path,
     Paths,
+    Polarity,
+    PolarityItem,
     Related,
     RelatedConcept,
     Relation,
     RelationType,
+    SearchAnswer,
+    SearchHit,
     Skipped,
     SnapshotStatus,
     Subgraph,
+    VectorStatus,
     Where,
     Written,
 )
@@ -55,11 +61,14 @@ from kappa.graph.schema import COMPONENT
 
 if TYPE_CHECKING:
     from kappa.graph.graph import Graph
+    from kappa.graph.query.age import AgeBackend, AgeProperties
     from kappa.graph.query.budget import Budget
     from kappa.graph.query.filters import Cancel
 
 __all__ = [
     "COMPONENT",
+    "AgeBackend",
+    "AgeProperties",
     "Answer",
     "BadQuestion",
     "BadWrite",
@@ -72,6 +81,7 @@ __all__ = [
     "Document",
     "EnrichedPaths",
     "EpochNotReached",
+    "ForeignGraph",
     "Graph",
     "GraphBusy",
     "GraphConfig",
@@ -89,17 +99,22 @@ __all__ = [
     "Order",
     "Path",
     "Paths",
+    "Polarity",
+    "PolarityItem",
     "QuestionStopped",
     "Related",
     "RelatedConcept",
     "Relation",
     "RelationType",
+    "SearchAnswer",
+    "SearchHit",
     "Skipped",
     "SnapshotStatus",
     "Subgraph",
     "UnknownConcept",
     "UnknownOntology",
     "UnknownRelationType",
+    "VectorStatus",
     "Where",
     "Written",
 ]
@@ -111,6 +126,10 @@ def __getattr__(name: str) -> Any:
         from kappa.graph.graph import Graph
 
         return Graph
+    if name in ("AgeBackend", "AgeProperties"):
+        from kappa.graph.query import age
+
+        return getattr(age, name)
     if name == "Budget":
         from kappa.graph.query.budget import Budget
 

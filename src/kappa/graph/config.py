@@ -19,6 +19,7 @@ MAX_PATH_HOPS = 10
 MAX_PATHS = 50
 MAX_LIMIT = 10_000
 MAX_SEEDS = 1_000
+MAX_TEXT = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,8 @@ class GraphConfig:
     """Whether this process keeps the adjacency in memory."""
     snapshot_bytes: int = 1 << 30
     """What the snapshot may take; a larger graph is asked in SQL."""
+    vectors_bytes: int = 1 << 30
+    """What the embeddings in memory may take, all models together; more are read through at each question."""
     compact_at: float = 0.05
     """The share of the edges at which what was changed since the snapshot was built is merged into it."""
     poll: timedelta = timedelta(seconds=5)
@@ -62,7 +65,7 @@ class GraphConfig:
 
 
 def from_environment(environment: Mapping[str, str] | None = None) -> GraphConfig:
-    """`KAPPA_GRAPH_WORKERS`, `KAPPA_GRAPH_TIMEOUT` (seconds), `KAPPA_GRAPH_SNAPSHOT_MB` (0: none)."""
+    """`KAPPA_GRAPH_WORKERS`, `KAPPA_GRAPH_TIMEOUT` (seconds), `KAPPA_GRAPH_SNAPSHOT_MB` and `_VECTORS_MB` (0: none)."""
     given = os.environ if environment is None else environment
     config = GraphConfig()
     if workers := given.get("KAPPA_GRAPH_WORKERS"):
@@ -72,6 +75,8 @@ def from_environment(environment: Mapping[str, str] | None = None) -> GraphConfi
     if megabytes := given.get("KAPPA_GRAPH_SNAPSHOT_MB"):
         size = int(_number("KAPPA_GRAPH_SNAPSHOT_MB", megabytes)) << 20
         config = replace(config, snapshot=size > 0, snapshot_bytes=size)
+    if megabytes := given.get("KAPPA_GRAPH_VECTORS_MB"):
+        config = replace(config, vectors_bytes=int(_number("KAPPA_GRAPH_VECTORS_MB", megabytes)) << 20)
     return config
 
 

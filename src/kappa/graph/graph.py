@@ -16,7 +16,8 @@ from psycopg import Connection
 
 from kappa.graph import writing
 from kappa.graph.config import TIMEOUT, WORKERS, GraphConfig, from_environment
-from kappa.graph.errors import BadQuestion
+from kappa.graph.errors import BadQuestion, ForeignGraph
+from kappa.graph.identity import concept_key, normal
 from kappa.graph.model import (
     Chunk,
     Concept,
@@ -31,21 +32,25 @@ from kappa.graph.model import (
     Ontology,
     Order,
     Paths,
+    Polarity,
     Related,
     RelationType,
+    SearchAnswer,
     SnapshotStatus,
     Subgraph,
+    VectorStatus,
     Where,
     Written,
 )
-from kappa.graph.query import kernel, neighbors, paths
+from kappa.graph.query import kernel, neighbors, paths, polarity, search
 from kappa.graph.query.asking import Asked, Desk, Seed
 from kappa.graph.query.backend import GraphBackend, SqlBackend
 from kappa.graph.query.budget import Budget, BudgetUse
 from kappa.graph.query.filters import Cancel
 from kappa.graph.query.keeper import Keeper
+from kappa.graph.query.vector_keeper import VectorKeeper
 from kappa.graph.schema import COMPONENT
-from kappa.graph.store import clock, concepts, documents, ontologies, relation_types, relations, settings
+from kappa.graph.store import clock, concepts, documents, ontologies, relations, settings
 from kappa.pg import Database, Pool, migrate
 from kappa.pg.queries import Row
 
@@ -75,7 +80,10 @@ class Graph:
         budget: Budget | None = None,
         walk_with: kernel.Kernel | None = None,
     ) -> None:
-        """`pool` is one that its owner opens and closes; without it the graph has its own."""
+        """`pool` is one that its owner opens and closes; without it the graph has its own.
+
+        `backend` is another graph than Kappa's own tables, such as `AgeBackend("name")`. It can be asked, not written.
+        """
         self.database = Database(database) if isinstance(database, str) else database
         self.config = config or from_environment()
         self._pool = pool or Pool(
@@ -86,14 +94,18 @@ class Graph:
         self._kernel = walk_with or kernel.best()
         # A foreign graph has no change log of ours, so nothing of it is kept in memory.
         self._keeper = Keeper(self.database, self._pool, self._kernel, self.config) if backend is None else None
+        packs = isinstance(self._kernel, kernel.CKernel)
+        self._vectors = VectorKeeper(self._pool, self.config, packs) if backend is None else None
+        self._backend = backend or SqlBackend()
         self._desk = Desk(
-            self._pool, backend or SqlBackend(), self._keeper, self._kernel, self._budget, self.config
+            self._pool, self._backend, self._keeper, self._vectors, self._kernel, self._budget, self.config
         )  # fmt: skip
         self._remembered: OrderedDict[Any, Neighbors] = OrderedDict()
         self._remembering = threading.Lock()
 
     def install(self) -> None:
         """Bring the schema up to date. Safe to call at every start."""
+        self._only_own("has no schema of ours")
         with self.database.connect() as connection:
             migrate(connection, [COMPONENT])
 
@@ -103,11 +115,15 @@ class Graph:
             self._pool.open()
         if listen and self._keeper is not None:
             self._keeper.start()
+        if self._vectors is not None:
+            self._vectors.start()
         return self
 
     def close(self) -> None:
         if self._keeper is not None:
             self._keeper.stop()
+        if self._vectors is not None:
+            self._vectors.stop()
         if self._own_pool:
             self._pool.close()
 
@@ -122,11 +138,17 @@ class Graph:
     @contextmanager
     def transaction(self) -> Generator[Connection[Row]]:
         """Several writes that commit together: pass the connection to each of them."""
+        self._only_own("is not ours to write")
         with self._pool.transaction() as connection:
             yield connection
 
+    def _only_own(self, why: str) -> None:
+        if not self._backend.own:
+            raise ForeignGraph(f"a graph of the backend {self._backend.name!r} {why}")
+
     @contextmanager
     def _writing(self, connection: Connection[Row] | None) -> Generator[Connection[Row]]:
+        self._only_own("is not ours to write")
         if connection is not None:
             yield connection
             return
@@ -139,6 +161,7 @@ class Graph:
             return ontologies.ensure(writer, name, description)
 
     def ontologies(self) -> list[Ontology]:
+        self._only_own("keeps no list of ontologies")
         with self._pool.connection() as connection:
             return ontologies.find_all(connection)
 
@@ -218,17 +241,28 @@ class Graph:
 
     def concept(self, concept_id: UUID) -> Concept | None:
         with self._pool.connection() as connection:
-            node = concepts.numbers(connection, [concept_id]).get(concept_id)
-            return concepts.rows(connection, [node]).get(node) if node is not None else None
+            node = self._backend.numbers(connection, [concept_id]).get(concept_id)
+            return self._backend.rows(connection, [node]).get(node) if node is not None else None
+
+    def concept_by_label(self, label: str, ontology: str | None = None) -> list[Concept]:
+        """Concepts of this label, whatever its case, spaces and spelling in Unicode; the lowest node first."""
+        self._only_own("is not searched")
+        with self._pool.connection() as connection:
+            known = [ontologies.get(connection, ontology)] if ontology is not None else ontologies.find_all(connection)
+            found = concepts.labelled(
+                connection, label, [concept_key(one.id, label) for one in known], known[0].number if ontology else None
+            )
+        return [one for one in found if normal(one.label) == normal(label)]
 
     def evidence(self, concept_id: UUID, limit: int = 100) -> list[Instance]:
         """Quotes that speak of a concept, by document and place."""
+        self._only_own("has no evidence")
         with self._pool.connection() as connection:
             return documents.instances_of(connection, concept_id, limit)
 
     def relation_types(self) -> list[RelationType]:
         with self._pool.connection() as connection:
-            return relation_types.find_all(connection)
+            return list(self._backend.vocabulary(connection).types.values())
 
     # Asking
 
@@ -363,12 +397,63 @@ class Graph:
             asked=Asked(deadline, min_epoch, cancel),
         )  # fmt: skip
 
+    def search(
+        self,
+        text: str | None = None,
+        *,
+        vector: Sequence[float] | None = None,
+        model: str | None = None,
+        like: Seed | None = None,
+        where: Where | None = None,
+        limit: int = 20,
+        min_similarity: float = 0.0,
+        deadline: float | None = None,
+        min_epoch: int | None = None,
+        cancel: Cancel | None = None,
+    ) -> SearchAnswer:
+        """Concepts by what is said of them (`text`), by where their embeddings point (`vector`, with the `model` that
+        made it, or `like` a concept, which is left out itself), or by both: then their ranks are fused.
+
+        The highest score first, then the lowest node. Nothing less similar than `min_similarity` counts as near.
+        """
+        self._only_own("is not searched")
+        return search.search(
+            self._desk, text=text, vector=vector, model=model, like=like, where=where, limit=limit,
+            min_similarity=min_similarity, asked=Asked(deadline, min_epoch, cancel),
+        )  # fmt: skip
+
+    def polarity(
+        self,
+        positive: Seed,
+        negative: Seed,
+        *,
+        candidates: Sequence[Seed] | None = None,
+        max_hops: int = 2,
+        direction: Direction = "both",
+        relation_types: Sequence[str] | None = None,
+        where: Where | None = None,
+        limit: int = 50,
+        deadline: float | None = None,
+        min_epoch: int | None = None,
+        cancel: Cancel | None = None,
+    ) -> Polarity:
+        """Where concepts stand between two poles, by their embeddings: those given, or the nearest around the poles.
+
+        Of more than `limit` the first are taken: fewest hops, highest degree, lowest node (of those given, the lowest
+        node). They are ordered from the positive pole to the negative one, then by node.
+        """
+        self._only_own("has no polarity")
+        return polarity.polarity(
+            self._desk, positive, negative, candidates=candidates, max_hops=max_hops, direction=direction,
+            relation_types=relation_types, where=where, limit=limit, asked=Asked(deadline, min_epoch, cancel),
+        )  # fmt: skip
+
     # Running
 
     def epoch(self) -> int:
-        """The latest epoch of the database."""
+        """The latest epoch of the database; 0 where nobody counts."""
         with self._pool.connection() as connection:
-            return clock.now(connection)
+            return self._backend.epoch(connection)
 
     def refresh(self) -> int | None:
         """Bring the snapshot up to the latest commit; its epoch, None where there is none."""
@@ -381,21 +466,40 @@ class Graph:
 
     def settings(self) -> GraphConfig:
         """The configuration with what stands in the database."""
+        if not self._backend.own:
+            return self.config
         with self._pool.connection() as connection:
             workers, timeout = settings.read(connection)
         return replace(self.config, workers=workers or self.config.workers, timeout=timeout or self.config.timeout)
 
-    def edit_settings(self, *, workers: int | None = None, timeout: float | None = None) -> None:
+    def stored_settings(self, *, connection: Connection[Row] | None = None) -> tuple[int | None, float | None]:
+        """Workers and time-out as they stand in the database; None where nothing does."""
+        with self._writing(connection) as reader:
+            return settings.read(reader)
+
+    @property
+    def timeout(self) -> float:
+        """Seconds of a question that says none, as far as this process knows; looked at by each question."""
+        return self._desk.timeout
+
+    def edit_settings(
+        self, *, workers: int | None = None, timeout: float | None = None, connection: Connection[Row] | None = None
+    ) -> None:
         """For every process, within a second. None leaves it to each process's own configuration."""
+        self._only_own("has no settings: they are each process's own")
         if workers is not None and workers not in WORKERS:
             raise BadQuestion(f"{workers} graph workers: there are 1 to 32")
         if timeout is not None and not TIMEOUT[0] <= timeout <= TIMEOUT[1]:
             raise BadQuestion(f"a graph time-out of {timeout:g} s: it is {TIMEOUT[0]:g} to {TIMEOUT[1]:g}")
-        with self._pool.connection() as connection:
-            settings.edit(connection, workers, timeout)
+        with self._writing(connection) as writer:
+            settings.edit(writer, workers, timeout)
 
     def status(self) -> SnapshotStatus | None:
         return self._keeper.status() if self._keeper is not None else None
+
+    def vectors(self) -> tuple[VectorStatus, ...]:
+        """The embeddings that this process keeps in memory, model by model."""
+        return self._vectors.status() if self._vectors is not None else ()
 
     def budget(self) -> BudgetUse:
         return self._budget.use

@@ -287,6 +287,76 @@ class Diversity(Answer):
     """Of the relation types around the concept itself, in bits."""
 
 
+Matched = Literal["label", "terms", "description", "vector"]
+
+
+@dataclass(frozen=True, slots=True)
+class SearchHit:
+    """A concept that was found, and by what."""
+
+    concept: Concept
+    score: float
+    similarity: float | None
+    """The cosine, in millionths; None where there was no vector to compare with."""
+    matched: tuple[Matched, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SearchAnswer(Answer):
+    """Concepts that were found: the highest score first, then the lowest node."""
+
+    items: tuple[SearchHit, ...]
+    model: str | None
+    """The embedding model whose vectors were compared."""
+
+
+@dataclass(frozen=True, slots=True)
+class PolarityItem:
+    """Where a concept stands between two poles."""
+
+    concept: Concept
+    position: float
+    """Along the axis: 1 at the positive pole, -1 at the negative one, 0 in the middle; it may be beyond either."""
+    direction: Literal["positive", "negative", "neutral"]
+    """Neutral from -0.3 to 0.3."""
+    distance: float
+    """From the axis, in the same units."""
+    hop: int | None
+    """From the nearer pole; None for a candidate that was given."""
+
+
+@dataclass(frozen=True, slots=True)
+class Polarity(Answer):
+    """Concepts along the axis between two: the most positive first, then the lowest node."""
+
+    positive: Concept
+    negative: Concept
+    model: str
+    length: float
+    """Of the axis: how far the embeddings of the poles are from each other."""
+    items: tuple[PolarityItem, ...]
+    without_embedding: int
+    """Candidates that have no embedding of this model."""
+    mean: float | None
+    """Of the positions; None if there are none."""
+    spread: float | None
+    """Their standard deviation."""
+
+
+@dataclass(frozen=True, slots=True)
+class VectorStatus:
+    """The embeddings of one model that this process keeps, for metrics."""
+
+    model: str
+    dimension: int
+    state: Literal["reading", "ready", "too large"]
+    epoch: int | None
+    concepts: int
+    bytes: int
+    builds: int
+    refreshes: int
+
+
 @dataclass(frozen=True, slots=True)
 class SnapshotStatus:
     """The snapshot of this process, for metrics."""

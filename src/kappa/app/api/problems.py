@@ -17,6 +17,7 @@ from kappa.app import errors as app
 from kappa.engine import errors as engine
 from kappa.engine import tools
 from kappa.engine.fleet.refusals import Refused as FleetRefused
+from kappa.graph import errors as graph
 from kappa.pg import KappaError
 from kappa.pg import errors as pg
 
@@ -32,14 +33,25 @@ STATUS: tuple[tuple[type[Exception], int, str], ...] = (
     (app.NotFound, 404, "not_found"),
     (engine.JobNotFound, 404, "not_found"),
     (tools.ToolNotFound, 404, "not_found"),
+    (graph.UnknownConcept, 404, "unknown_concept"),
+    (app.Ambiguous, 409, "ambiguous"),
     (app.Conflict, 409, "conflict"),
+    (graph.EpochNotReached, 409, "epoch_not_reached"),
     (engine.IllegalTransition, 409, "illegal_transition"),
     (engine.UnknownKind, 422, "unknown_kind"),
     (engine.BadPayload, 422, "bad_payload"),
     (engine.LaneError, 422, "bad_lane"),
     (engine.EngineError, 422, "refused"),
     (app.Refused, 422, "refused"),
+    (graph.UnknownOntology, 422, "unknown_ontology"),
+    (graph.UnknownRelationType, 422, "unknown_relation_type"),
+    (graph.BadQuestion, 422, "bad_question"),
+    (graph.BadWrite, 422, "bad_write"),
     (app.Throttled, 429, "throttled"),
+    (app.NotInstalled, 501, "not_installed"),
+    (graph.GraphBusy, 503, "graph_busy"),
+    (graph.GraphFailed, 503, "graph_failed"),
+    (graph.QuestionStopped, 504, "question_stopped"),
     (app.Draining, 503, "draining"),
     (FleetRefused, 503, "database_unavailable"),
     (pg.PgError, 503, "database_unavailable"),
@@ -58,8 +70,18 @@ TITLES = {
     422: "The request makes no sense as it is",
     429: "Too many tries",
     500: "The server failed",
+    501: "Not in this installation",
     503: "Not now",
+    504: "Not in time",
 }
+
+
+UNSAID = {
+    "database_unavailable": "the database is not available now",
+    "graph_busy": "every graph worker is busy: try again",
+    "graph_failed": "the database failed the question; the server's log says why",
+}
+"""What is said where the error itself, which is logged, speaks of the inside."""
 
 
 class Fault(BaseModel):
@@ -131,9 +153,9 @@ async def _known(request: Request, error: Exception) -> JSONResponse:
     status, code = known
     if isinstance(error, psycopg.DataError):
         detail = "a value of the request can't be kept"
-    elif status == 503 and not isinstance(error, app.Draining):
+    elif code in UNSAID:
         log.warning("%s: %s", request.url.path, " ".join(str(error).split()))
-        detail = "the database is not available now"
+        detail = UNSAID[code]
     else:
         detail = " ".join(str(error).split())
     retry_after = error.retry_after if isinstance(error, app.Throttled) else SOON if status == 503 else None

@@ -11,6 +11,7 @@ from anyio.to_thread import current_default_thread_limiter
 from fastapi import Request
 
 from kappa.app.api.routing import Bearer, Cookie, Uses, recognise
+from kappa.app.errors import NotInstalled
 from kappa.app.metrics import Now
 from kappa.app.permissions import Permission
 from kappa.app.services import Services
@@ -76,13 +77,15 @@ async def may_scrape(request: Request, services: Uses, bearer: Bearer, cookie: C
 
 async def page(request: Request, services: Services) -> bytes:
     limiter = current_default_thread_limiter()
+    lanes, workers, epoch = await asyncio.gather(_lanes(request, services), _workers(services), _epoch(services))
     return await services.metrics.page(
         Now(
-            lanes=await _lanes(request, services),
-            fleet_workers=await _workers(services),
+            lanes=lanes,
+            fleet_workers=workers,
             pools=services.pools(),
             requests=request.app.state.guard.under_way,
             threads=(limiter.borrowed_tokens, limiter.total_tokens),
+            graph_epoch=epoch,
         )
     )
 
@@ -97,6 +100,8 @@ async def _lanes(request: Request, services: Services) -> Sequence[LaneNow] | No
     reading: _Reading = _kept(request, "reading", _Reading)
     if reading.task is None or reading.task.done():
         reading.task = asyncio.create_task(services.workers.lanes(), name="metrics")
+        # Whoever began it may have given up by then.
+        reading.task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
     await asyncio.wait([reading.task], timeout=DATABASE_WITHIN)
     if not reading.task.done():
         return None
@@ -110,6 +115,13 @@ async def _workers(services: Services) -> int | None:
     try:
         return await _within(DATABASE_WITHIN, services.fleet_workers.count())
     except (*AWAY, Refused):
+        return None
+
+
+async def _epoch(services: Services) -> int | None:
+    try:
+        return await _within(DATABASE_WITHIN, services.graph.epoch())
+    except (*AWAY, NotInstalled):
         return None
 
 

@@ -4,12 +4,12 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from psycopg import AsyncConnection
+from psycopg import AsyncConnection, Connection
 from pydantic_core import to_json
 
 from kappa.app.usecases.principal import Principal
 from kappa.pg import AsyncPool, queries
-from kappa.pg.ops import Op, nothing, run_async
+from kappa.pg.ops import Op, nothing, run, run_async
 from kappa.pg.queries import Row
 
 sql = queries.beside(__file__)
@@ -31,6 +31,15 @@ class Entry:
 
 
 async def record(connection: AsyncConnection[Row], who: Principal, action: str, target: object, **detail: Any) -> None:
+    await run_async(connection, _recording(who, action, target, detail))
+
+
+def record_blocking(connection: Connection[Row], who: Principal, action: str, target: object, **detail: Any) -> None:
+    """The same in a thread."""
+    run(connection, _recording(who, action, target, detail))
+
+
+def _recording(who: Principal, action: str, target: object, detail: dict[str, Any]) -> Op[None]:
     params = {
         "who": who.name,
         "action": action,
@@ -38,7 +47,7 @@ async def record(connection: AsyncConnection[Row], who: Principal, action: str, 
         "detail": to_json(detail).decode(),
         "request_id": who.request_id,
     }
-    await run_async(connection, Op(RECORD, params, nothing))
+    return Op(RECORD, params, nothing)
 
 
 async def read(pool: AsyncPool, *, before: int | None = None, limit: int = 50) -> list[Entry]:

@@ -20,6 +20,8 @@ Bools: TypeAlias = NDArray[np.bool_]
 
 PAGE_BITS = 8
 PAGE = 1 << PAGE_BITS
+LONG = 32
+"""Lists that are longer than this on average are copied one by one, which costs less than an index of each edge."""
 
 
 class Growing:
@@ -204,6 +206,9 @@ class Lists:
         ends = np.cumsum(sizes)
         if not len(ends):
             return self.nbr[:0]
+        if ends[-1] > LONG * len(ends):
+            parts = zip(starts.tolist(), (starts + sizes).tolist(), strict=True)
+            return np.concatenate([self.nbr[begin:end] for begin, end in parts])
         index = np.arange(int(ends[-1])) + np.repeat(starts - ends + sizes, sizes)
         return self.nbr[index]
 

@@ -23,13 +23,17 @@ from kappa.graph.errors import (
 from kappa.graph.model import Concept, Direction, Skipped, Where
 from kappa.graph.query.backend import GraphBackend, Vocabulary
 from kappa.graph.query.budget import Budget, Grant
+from kappa.graph.query.degrees import KnownDegrees
 from kappa.graph.query.filters import WAYS, WHY, Cancel, Filter, Limits
 from kappa.graph.query.keeper import Keeper
 from kappa.graph.query.kernel import Kernel
-from kappa.graph.query.server import Stopped, quick, session
+from kappa.graph.query.server import Session, Stopped, quick, session
+from kappa.graph.query.vector_keeper import VectorKeeper
+from kappa.graph.query.vectors import Matrix
 from kappa.graph.query.walkers import Sizes, SnapshotWalker, SqlWalker, Walker
 from kappa.graph.store import settings
 from kappa.graph.store.adjacency import Ints
+from kappa.graph.store.vectors import Kind
 from kappa.pg import Pool
 from kappa.pg.queries import Row
 
@@ -61,7 +65,7 @@ class Question:
         self._walk = walk
         self._whole = whole
         self._grant = grant
-        self._min_epoch = min_epoch
+        self.min_epoch = min_epoch
         self.skipped: list[Skipped] = []
 
     def numbers(self, seeds: Sequence[Seed]) -> Ints:
@@ -77,7 +81,7 @@ class Question:
         nodes: list[int] = []
         for seed in seeds:
             node = seed if isinstance(seed, int) else found.get(keys[seed])
-            if node is None:
+            if node is None or not -(1 << 63) <= node < 1 << 63:
                 raise UnknownConcept(f"there is no concept {seed}")
             nodes.append(node)
         return np.unique(np.array(nodes, np.int64))
@@ -91,7 +95,9 @@ class Question:
             raise BadQuestion(f"a confidence of {where.min_confidence:g}: it is 0 to 1")
         types, ontologies = None, None
         if relation_types is not None or where.categories is not None or where.ontologies is not None:
-            known = self._desk.vocabulary(self)
+            known = self._desk.vocabulary(self, where.ontologies or ())
+            if where.categories is not None and not known.categories:
+                raise BadQuestion(f"relation types of the backend {self._desk.backend.name!r} have no categories")
             types = _types(known, relation_types, where.categories)
             ontologies = None if where.ontologies is None else _ontologies(known, where.ontologies)
         return Filter(WAYS[direction], types, ontologies, round(where.min_confidence * 100))
@@ -103,26 +109,43 @@ class Question:
         if walker is not None:
             yield walker
             return
-        reached = False
+        with self.state() as opened:
+            yield SqlWalker(self._desk.backend, opened, self._walk, self._desk.sizes, self._desk.degrees)
+
+    @contextmanager
+    def state(self, epoch: int = 0) -> Generator[Session]:
+        """One state of the database, of this epoch or a later one, and of the one that was asked for."""
+        wanted, reached = max(self.min_epoch, epoch), False
         try:
             while not reached:
                 with session(self._desk.pool, self._walk, self._grant) as opened:
-                    asking = SqlWalker(self._desk.backend, opened, self._walk, self._desk.sizes)
-                    reached = asking.epoch >= self._min_epoch
+                    reached = not wanted or opened.run(self._desk.backend.epoch) >= wanted
                     if reached:
-                        yield asking
+                        yield opened
                 if not reached:
                     time.sleep(LOOK_AGAIN)
         except Stopped:
-            if reached or not self._min_epoch:
+            if reached or not wanted:
                 raise
-            raise EpochNotReached(f"the graph did not come to epoch {self._min_epoch} in time") from None
+            raise EpochNotReached(f"the graph did not come to epoch {wanted} in time") from None
+
+    def vectors(self, kind: Kind, epoch: int = 0) -> Matrix | None:
+        """The embeddings in memory, as late as anything this process has heard of; None where they are not kept."""
+        keeper, desk = self._desk.keeper, self._desk
+        if keeper is None or desk.vectors is None:
+            return None
+        return desk.vectors.at_least(kind, max(self.min_epoch, epoch, keeper.latest), self._walk)
+
+    @property
+    def limits(self) -> Limits:
+        """When looking has to end; a part of the deadline is kept for the rows of what was found."""
+        return self._walk
 
     def _in_memory(self, nodes: Ints) -> SnapshotWalker | None:
         keeper, desk = self._desk.keeper, self._desk
         if keeper is None:
             return None
-        graph = keeper.at_least(self._min_epoch, self._walk.until)
+        graph = keeper.at_least(self.min_epoch, self._walk.until)
         if graph is not None and not (graph.index(nodes) >= 0).all():
             # Made after the snapshot was; an epoch later it is there.
             graph = keeper.at_least(graph.epoch + 1, self._walk.until)
@@ -153,28 +176,33 @@ class Desk:
     """Takes questions, for one graph in one process."""
 
     def __init__(
-        self, pool: Pool, backend: GraphBackend, keeper: Keeper | None, kernel: Kernel, budget: Budget,
-        config: GraphConfig,
+        self, pool: Pool, backend: GraphBackend, keeper: Keeper | None, vectors: VectorKeeper | None, kernel: Kernel,
+        budget: Budget, config: GraphConfig,
     ) -> None:  # fmt: skip
         self.pool = pool
         self.backend = backend
         self.keeper = keeper
+        self.vectors = vectors
         self.kernel = kernel
         self.sizes = Sizes(config.chunk, config.chunk_rows, config.max_found)
+        self.degrees = KnownDegrees()
         self._budget = budget
         self._config = config
         self._lock = threading.Lock()
         self._read_at = float("-inf")
-        self._timeout = config.timeout
+        self.timeout = config.timeout
+        """Of questions that say none: the database's, as last read."""
         self._words: tuple[int, Vocabulary] | None = None
 
     @contextmanager
     def question(self, asked: Asked) -> Generator[Question]:
         """Wait for a place, and give the question its time."""
         self._read_settings()
-        seconds = self._timeout if asked.deadline is None else asked.deadline
+        seconds = self.timeout if asked.deadline is None else asked.deadline
         if not 0 < seconds <= TIMEOUT[1]:
             raise BadQuestion(f"a deadline of {seconds:g} s: it is more than 0 and at most {TIMEOUT[1]:g}")
+        if asked.min_epoch and not self.backend.own:
+            raise BadQuestion(f"the backend {self.backend.name!r} has no change clock: no epoch can be waited for")
         cancel = asked.cancel or Cancel()
         until = time.monotonic() + seconds
         whole = Limits(until, cancel)
@@ -186,23 +214,30 @@ class Desk:
             raise QuestionStopped(f"nothing was found yet when {WHY[stopped.stop]}") from None
 
     def _read_settings(self) -> None:
-        """What stands in the database counts, and the configuration where nothing does. Looked at now and then."""
+        """What stands in the database counts, and the configuration where nothing does. Looked at now and then.
+
+        Somebody else's database has no settings of ours, so there the configuration is all.
+        """
         with self._lock:
             if time.monotonic() - self._read_at < self._config.settings_for.total_seconds():
                 return
-            self._read_at = time.monotonic()
+            self._read_at = time.monotonic() if self.backend.own else float("inf")
+        if not self.backend.own:
+            self._budget.resize(self._config.workers)
+            return
         with self.pool.connection() as connection:
             workers, timeout = settings.read(connection)
-        self._timeout = timeout or self._config.timeout
+        self.timeout = timeout or self._config.timeout
         self._budget.resize(workers or self._config.workers)
 
-    def vocabulary(self, question: Question) -> Vocabulary:
-        """The names of now. They are kept while the clock stands still."""
+    def vocabulary(self, question: Question, named: Sequence[str] = ()) -> Vocabulary:
+        """The names of now; of the ontologies at least those named. They are kept while the clock stands still."""
         heard = self.keeper.latest if self.keeper is not None else -1
         kept = self._words
-        if kept is not None and kept[0] == heard and heard >= 0:
+        # Who asks for an epoch that was not heard of yet may mean a name that came with it.
+        if kept is not None and kept[0] == heard and heard >= question.min_epoch:
             return kept[1]
-        words = question.fetch(self.backend.vocabulary)
+        words = question.fetch(lambda connection: self.backend.vocabulary(connection, named))
         self._words = (heard, words)
         return words
 

@@ -1,4 +1,4 @@
-"""What a walk in the database needs of it. `sql` reads Kappa's own tables.
+"""What a walk in the database needs of it. `sql` reads Kappa's own tables, `age` a graph that somebody else keeps.
 
 Every method takes the connection first: the caller has set the deadline on it and sees one consistent state through
 it. Nodes are integers; user text only ever comes in as parameters.
@@ -26,6 +26,8 @@ class Vocabulary:
 
     types: Mapping[str, RelationType] = field(default_factory=dict[str, RelationType])
     ontologies: Mapping[str, int] = field(default_factory=dict[str, int])
+    categories: bool = True
+    """Whether relation types have categories."""
 
 
 class GraphBackend(Protocol):
@@ -34,17 +36,28 @@ class GraphBackend(Protocol):
     @property
     def name(self) -> str: ...
 
+    @property
+    def own(self) -> bool:
+        """Whether it is Kappa's, with its clock, evidence and settings. Another's is only read."""
+        ...
+
     def epoch(self, connection: Connection[Row]) -> int:
         """Up to which change the connection sees."""
         ...
 
-    def vocabulary(self, connection: Connection[Row]) -> Vocabulary: ...
+    def vocabulary(self, connection: Connection[Row], named: Sequence[str] = ()) -> Vocabulary:
+        """All types, and at least those ontologies that are named and there."""
+        ...
 
     def numbers(self, connection: Connection[Row], ids: Sequence[UUID]) -> dict[UUID, int]:
         """The nodes of those ids that are there."""
         ...
 
     def rows(self, connection: Connection[Row], nodes: Sequence[int]) -> dict[int, Concept]: ...
+
+    def embeddings(self, connection: Connection[Row], nodes: Sequence[int]) -> list[tuple[int, str, list[float]]]:
+        """Node, model and vector of those that have one."""
+        ...
 
     def expand(self, connection: Connection[Row], way: Way, frontier: Ints, allowed: Allowed, most: int) -> Ints:
         """Nodes one hop away, each once, in any order."""
@@ -73,11 +86,12 @@ class SqlBackend:
     """Plain tables with integer nodes."""
 
     name = "sql"
+    own = True
 
     def epoch(self, connection: Connection[Row]) -> int:
         return clock.now(connection)
 
-    def vocabulary(self, connection: Connection[Row]) -> Vocabulary:
+    def vocabulary(self, connection: Connection[Row], named: Sequence[str] = ()) -> Vocabulary:
         return Vocabulary(
             types={one.name: one for one in relation_types.find_all(connection)},
             ontologies={one.name: one.number for one in ontologies.find_all(connection)},
@@ -88,6 +102,9 @@ class SqlBackend:
 
     def rows(self, connection: Connection[Row], nodes: Sequence[int]) -> dict[int, Concept]:
         return concepts.rows(connection, nodes)
+
+    def embeddings(self, connection: Connection[Row], nodes: Sequence[int]) -> list[tuple[int, str, list[float]]]:
+        return concepts.embeddings(connection, nodes)
 
     def expand(self, connection: Connection[Row], way: Way, frontier: Ints, allowed: Allowed, most: int) -> Ints:
         query = adjacency.EXPAND_OUT if way == "out" else adjacency.EXPAND_IN

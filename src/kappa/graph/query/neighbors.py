@@ -25,7 +25,6 @@ from kappa.graph.query.asking import Asked, Desk, Question, Seed, check_limit
 from kappa.graph.query.filters import IN, OUT, WHY, Filter
 from kappa.graph.query.server import Stopped
 from kappa.graph.query.walkers import Reach, Walker, allowed_by
-from kappa.graph.store import concepts
 from kappa.graph.store.adjacency import Ints
 
 MAX_SUBGRAPH_RELATIONS = 20_000
@@ -222,7 +221,7 @@ def diversity(
         found: list[int] = reach.nodes.tolist()
         rows = question.rows(found)
         try:
-            vectors = question.fetch(lambda connection: concepts.embeddings(connection, found)) if found else []
+            vectors = question.fetch(lambda connection: desk.backend.embeddings(connection, found)) if found else []
         except Stopped as stopped:
             question.skipped.append(Skipped("the embeddings", WHY[stopped.stop]))
             vectors = []

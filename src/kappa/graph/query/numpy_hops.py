@@ -10,6 +10,8 @@ from kappa.graph.query.filters import COMPLETE, IN, OUT, TOO_MANY, Filter, Limit
 
 EDGES_AT_ONCE = 4_000_000
 """Edges that are gathered between two looks at the clock."""
+DENSE = 16
+"""One edge for so many nodes, and more, are many."""
 
 
 def reach(
@@ -34,8 +36,9 @@ def reach(
                 break
         fresh = _fresh(np.concatenate(near), seen)
         if filters.ontology_ok is not None:
-            fresh = fresh.compress(filters.ontology_ok.view(np.bool_).take(group.take(fresh)))
-        seen[fresh] = True
+            fresh = fresh[filters.ontology_ok.view(np.bool_).take(group.take(fresh))]
+        if len(levels) + 1 < max_hops:
+            seen[fresh] = True
         frontier = fresh.astype(np.int32)
         levels.append(frontier)
         count += len(frontier)
@@ -48,16 +51,22 @@ _scratch = threading.local()
 
 
 def _fresh(near: Int32, seen: Bools) -> Int64:
-    """The nodes that were not seen, each once: the occurrence is kept that was the last to write its place."""
+    """The nodes that were not seen, each once."""
     places: Int64 = near.astype(np.intp)
-    places = places.compress(~seen.take(places))
+    if DENSE * len(near) > len(seen):
+        # Many of all there are: marks are quicker than looking for repetitions.
+        mark = np.zeros(len(seen), np.bool_)
+        mark[places] = True
+        return np.flatnonzero(np.greater(mark, seen, out=mark))
+    places = places[~seen.take(places)]
     last: Int32 | None = getattr(_scratch, "last", None)
     if last is None or len(last) < len(seen):
         # Kept by the thread: memory that is new each time costs more than the walk.
         last = _scratch.last = np.empty(len(seen), np.int32)
     turn = np.arange(len(places), dtype=np.int32)
+    # The occurrence is kept that was the last to write its place.
     last[places] = turn
-    return places.compress(last.take(places) == turn)
+    return places[last.take(places) == turn]
 
 
 def _ways(out: Lists, into: Lists, ways: int) -> list[Lists]:
@@ -65,7 +74,7 @@ def _ways(out: Lists, into: Lists, ways: int) -> list[Lists]:
 
 
 def _parts(lists: Lists, frontier: Int32) -> list[Int32]:
-    if len(frontier) < 2:
+    if len(frontier) < 2 or len(lists.nbr) + lists.changed_edges <= EDGES_AT_ONCE:
         return [frontier]
     edges = np.cumsum(lists.sizes(frontier))
     if edges[-1] <= EDGES_AT_ONCE:

@@ -83,6 +83,17 @@ def read_changes(connection: Connection[Row], since: int, most: int) -> Delta | 
     )
 
 
+def touched_nodes(connection: Connection[Row], since: int) -> Ints | None:
+    """Concepts that were touched after an epoch, by themselves or by a relation; None if the log can't tell."""
+    _, logged = clock.since(connection, since)
+    touched = _touched(connection, since) if logged else {}
+    if not logged or "reload" in touched:
+        return None
+    ends = [piece[column] for piece in touched.get("relations", ()) for column in (0, 1)]
+    pieces = [piece[0] for piece in touched.get("concepts", ())] + ends
+    return np.unique(np.concatenate(pieces)) if pieces else np.empty(0, np.int64)
+
+
 def _touched(connection: Connection[Row], since: int) -> dict[str, list[Any]]:
     cursor = connection.execute(clock.CHANGES.sql, {"since": since}, binary=True)
     result = cursor.pgresult

@@ -16,7 +16,7 @@ from psycopg import Connection, errors, sql
 from kappa.graph.errors import GraphBusy, GraphFailed
 from kappa.graph.query.budget import Grant
 from kappa.graph.query.filters import OUT_OF_TIME, Limits
-from kappa.pg import Pool, PoolExhausted
+from kappa.pg import Pool, PoolExhausted, PoolUnreachable
 from kappa.pg.queries import Row
 
 T = TypeVar("T")
@@ -25,6 +25,8 @@ _threads = ThreadPoolExecutor(max_workers=32, thread_name_prefix="kappa graph wo
 """Threads of all questions; how many work at once is the budget's to say."""
 
 CANCEL_WITHIN = 2.0
+HELP_WITHIN = 0.5
+"""Seconds in which a worker must have its connection; later it would hold up more than it helps."""
 
 
 class Stopped(Exception):
@@ -112,9 +114,9 @@ class Session:
 
     def _help(self, snapshot: str, work: _Work[T]) -> None:
         try:
-            with opened(self._pool, self._limits, snapshot) as connection:
+            with opened(self._pool, self._limits, snapshot, wait=HELP_WITHIN) as connection:
                 work.take(connection, self._limits)
-        except (psycopg.Error, PoolExhausted, Stopped):
+        except (psycopg.Error, PoolExhausted, PoolUnreachable, Stopped):
             # Who could not begin leaves the statements to the others: the question's own thread takes what is left.
             return
 
@@ -136,16 +138,21 @@ def timed(connection: Connection[Row], limits: Limits, act: Callable[[Connection
 
 
 @contextmanager
-def opened(pool: Pool, limits: Limits, snapshot: str = "") -> Generator[Connection[Row]]:
+def opened(pool: Pool, limits: Limits, snapshot: str = "", *, wait: float = float("inf")) -> Generator[Connection[Row]]:
     """A connection in a transaction that sees one state, known to whoever cancels the question."""
     if stop := limits.stop():
         raise Stopped(stop)
-    with pool.connection(wait=max(limits.left, 0.001)) as connection:
+    with pool.connection(wait=max(min(limits.left, wait), 0.001)) as connection:
         key = object()
         limits.cancel.watch(key, lambda: connection.cancel_safe(timeout=CANCEL_WITHIN))
         try:
             with connection.transaction():
-                connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+                # A walk is parallel by itself, within the budget; the server's own workers are outside of it, and
+                # to start them takes longer than most steps.
+                connection.execute(
+                    "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY; "
+                    "SET LOCAL max_parallel_workers_per_gather = 0"
+                )
                 if snapshot:
                     connection.execute(sql.SQL("SET TRANSACTION SNAPSHOT {}").format(snapshot))
                 yield connection

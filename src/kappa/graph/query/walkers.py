@@ -9,9 +9,10 @@ import numpy as np
 from psycopg import Connection
 
 from kappa.graph.model import Order, ServedBy, Skipped
-from kappa.graph.query import numpy_hops
+from kappa.graph.query import numpy_hops, reading
 from kappa.graph.query.adjacency import Int32
 from kappa.graph.query.backend import GraphBackend, Way
+from kappa.graph.query.degrees import KnownDegrees
 from kappa.graph.query.filters import IN, OUT, TOO_MANY, WHY, Filter, Limits
 from kappa.graph.query.kernel import CKernel, Kernel
 from kappa.graph.query.server import Session, Stopped
@@ -153,9 +154,12 @@ class SqlWalker:
 
     served_by: ServedBy = "sql"
 
-    def __init__(self, backend: GraphBackend, session: Session, limits: Limits, sizes: "Sizes") -> None:
+    def __init__(
+        self, backend: GraphBackend, session: Session, limits: Limits, sizes: "Sizes", known: KnownDegrees
+    ) -> None:
         self._backend = backend
         self._session = session
+        self._known = known
         self._limits = limits
         self._sizes = sizes
         self.epoch = session.run(backend.epoch)
@@ -165,8 +169,8 @@ class SqlWalker:
         frontier, levels = seen, list[Ints]()
         skipped: list[Skipped] = []
         while len(levels) < max_hops and len(frontier) and not skipped:
-            found, stop, trouble = self._expand(frontier, filters)
-            level = np.setdiff1d(np.unique(np.concatenate(found)), seen, assume_unique=True) if found else _NOTHING
+            near, stop, trouble = self._expand(frontier, filters)
+            level = np.setdiff1d(np.unique(np.concatenate(near)), seen, assume_unique=True) if near else _NOTHING
             levels.append(level)
             seen = np.union1d(seen, level)
             frontier = level
@@ -174,8 +178,13 @@ class SqlWalker:
                 stop = TOO_MANY
             if stop or trouble:
                 skipped.append(Skipped(f"what is beyond hop {len(levels) - 1}", WHY.get(stop, trouble)))
+        sizes = [len(level) for level in levels]
+        found = sum(sizes)
+        if order is Order.HOP:
+            # What is farther than the first so many can't be among them, and need not be counted.
+            levels = levels[: 1 + int(np.searchsorted(np.cumsum(sizes), limit))]
         nodes = np.concatenate(levels) if levels else _NOTHING
-        hops = np.repeat(np.arange(1, len(levels) + 1), [len(level) for level in levels])
+        hops = np.repeat(np.arange(1, len(levels) + 1), sizes[: len(levels)])
         try:
             degrees = self.degrees(nodes)
         except Stopped as stopped:
@@ -185,7 +194,7 @@ class SqlWalker:
             places = numpy_hops.top(degrees, limit, lambda some: nodes[some])
         else:
             places = np.lexsort((nodes, -degrees, hops))[:limit]
-        return Reach(nodes[places], hops[places], degrees[places], len(nodes), tuple(skipped))
+        return Reach(nodes[places], hops[places], degrees[places], found, tuple(skipped))
 
     def _expand(self, frontier: Ints, filters: Filter) -> tuple[list[Ints], int, str]:
         allowed, most = allowed_by(filters), self._sizes.rows
@@ -224,6 +233,20 @@ class SqlWalker:
         )
 
     def degrees(self, nodes: Ints) -> Ints:
+        if not self._backend.own:
+            return self._count(nodes)
+        self._known.come_to(self.epoch, self._touched)
+        degrees = self._known.find(self.epoch, nodes)
+        strange = degrees < 0
+        if strange.any():
+            degrees[strange] = self._count(nodes[strange])
+            self._known.learn(self.epoch, nodes[strange], degrees[strange])
+        return degrees
+
+    def _touched(self, since: int) -> Ints | None:
+        return self._session.run(lambda connection: reading.touched_nodes(connection, since))
+
+    def _count(self, nodes: Ints) -> Ints:
         degrees = np.zeros(len(nodes), np.int64)
         order = np.argsort(nodes)
         if len(nodes):

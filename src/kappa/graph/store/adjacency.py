@@ -32,8 +32,9 @@ Ints: TypeAlias = NDArray[np.int64]
 
 _SIGNATURE = b"PGCOPY\n\xff\r\n\0"
 _ARRAY_HEADER = 20
+INT8 = 20
 _ELEMENT = {
-    20: np.dtype([("size", ">i4"), ("value", ">i8")]),
+    INT8: np.dtype([("size", ">i4"), ("value", ">i8")]),
     23: np.dtype([("size", ">i4"), ("value", ">i4")]),
     21: np.dtype([("size", ">i4"), ("value", ">i2")]),
 }
@@ -131,11 +132,15 @@ def _arrays(connection: Connection[Row], query: Query, params: dict[str, Any]) -
     return [unpack(result.get_value(0, column)) for column in range(result.nfields)]
 
 
-def unpack(data: bytes | memoryview | None) -> Ints:
-    """An array of whole numbers in PostgreSQL's binary format. No array is one without elements."""
+def unpack(data: bytes | memoryview | None, element: int | None = None) -> Ints:
+    """An array of whole numbers in PostgreSQL's binary format. No array is one without elements.
+
+    Elements of a type that an extension made are read as those of `element`.
+    """
     if data is None or len(data) <= _ARRAY_HEADER:
         return _NONE
-    (element,) = struct.unpack_from("!I", data, 8)
+    if element is None:
+        (element,) = struct.unpack_from("!I", data, 8)
     return np.frombuffer(data, _ELEMENT[element], offset=_ARRAY_HEADER)["value"].astype(np.int64)
 
 

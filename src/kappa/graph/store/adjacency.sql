@@ -27,44 +27,57 @@ SELECT array_agg(r.from_id), array_agg(r.to_id), array_agg(r.type_id), array_agg
 SELECT array_agg(id), array_agg(ontology_id) FROM kappa_graph.concepts WHERE id = ANY (%(ids)s::bigint[]);
 
 -- name: expand_out
--- One hop from a part of a frontier, each node once. Reads relations_out alone unless ontologies are asked for.
-SELECT array_agg(node) FROM (
-    SELECT DISTINCT r.to_id AS node FROM kappa_graph.relations AS r
-     WHERE r.from_id = ANY (%(nodes)s::bigint[]) AND r.confidence >= %(min_confidence)s::smallint
-       AND (%(types)s::int[] IS NULL OR r.type_id = ANY (%(types)s::int[]))
-       AND (%(ontologies)s::int[] IS NULL OR EXISTS (
-            SELECT FROM kappa_graph.concepts AS c
-             WHERE c.id = r.to_id AND c.ontology_id = ANY (%(ontologies)s::int[])))
-     LIMIT %(most)s::bigint) AS n;
+-- One hop from a part of a frontier, each node once. Reads relations_out alone unless ontologies are asked for. They are
+-- looked up for what was found, by one pass over the concepts' key: planned as a join, all concepts would be read.
+SELECT CASE WHEN %(ontologies)s::int[] IS NULL THEN f.nodes
+            ELSE ARRAY(SELECT c.id FROM kappa_graph.concepts AS c
+                        WHERE c.id = ANY (f.nodes) AND c.ontology_id = ANY (%(ontologies)s::int[])
+                        LIMIT %(most)s::bigint) END
+  FROM (SELECT ARRAY(
+            SELECT DISTINCT r.to_id FROM kappa_graph.relations AS r
+             WHERE r.from_id = ANY (%(nodes)s::bigint[]) AND r.confidence >= %(min_confidence)s::smallint
+               AND (%(types)s::int[] IS NULL OR r.type_id = ANY (%(types)s::int[]))
+             LIMIT CASE WHEN %(ontologies)s::int[] IS NULL THEN %(most)s::bigint END) AS nodes OFFSET 0) AS f;
 
 -- name: expand_in
-SELECT array_agg(node) FROM (
-    SELECT DISTINCT r.from_id AS node FROM kappa_graph.relations AS r
-     WHERE r.to_id = ANY (%(nodes)s::bigint[]) AND r.confidence >= %(min_confidence)s::smallint
-       AND (%(types)s::int[] IS NULL OR r.type_id = ANY (%(types)s::int[]))
-       AND (%(ontologies)s::int[] IS NULL OR EXISTS (
-            SELECT FROM kappa_graph.concepts AS c
-             WHERE c.id = r.from_id AND c.ontology_id = ANY (%(ontologies)s::int[])))
-     LIMIT %(most)s::bigint) AS n;
+SELECT CASE WHEN %(ontologies)s::int[] IS NULL THEN f.nodes
+            ELSE ARRAY(SELECT c.id FROM kappa_graph.concepts AS c
+                        WHERE c.id = ANY (f.nodes) AND c.ontology_id = ANY (%(ontologies)s::int[])
+                        LIMIT %(most)s::bigint) END
+  FROM (SELECT ARRAY(
+            SELECT DISTINCT r.from_id FROM kappa_graph.relations AS r
+             WHERE r.to_id = ANY (%(nodes)s::bigint[]) AND r.confidence >= %(min_confidence)s::smallint
+               AND (%(types)s::int[] IS NULL OR r.type_id = ANY (%(types)s::int[]))
+             LIMIT CASE WHEN %(ontologies)s::int[] IS NULL THEN %(most)s::bigint END) AS nodes OFFSET 0) AS f;
 
 -- name: edges_out
-SELECT array_agg(from_id), array_agg(to_id), array_agg(type_id) FROM (
+WITH near AS MATERIALIZED (
     SELECT r.from_id, r.to_id, r.type_id FROM kappa_graph.relations AS r
      WHERE r.from_id = ANY (%(nodes)s::bigint[]) AND r.confidence >= %(min_confidence)s::smallint
        AND (%(types)s::int[] IS NULL OR r.type_id = ANY (%(types)s::int[]))
-       AND (%(ontologies)s::int[] IS NULL OR r.to_id = ANY (%(exempt)s::bigint[]) OR EXISTS (
-            SELECT FROM kappa_graph.concepts AS c
-             WHERE c.id = r.to_id AND c.ontology_id = ANY (%(ontologies)s::int[])))
+     LIMIT CASE WHEN %(ontologies)s::int[] IS NULL THEN %(most)s::bigint END
+), passing AS MATERIALIZED (
+    SELECT c.id FROM kappa_graph.concepts AS c
+     WHERE c.id = ANY (ARRAY(SELECT DISTINCT to_id FROM near)) AND c.ontology_id = ANY (%(ontologies)s::int[])
+)
+SELECT array_agg(from_id), array_agg(to_id), array_agg(type_id) FROM (
+    SELECT * FROM near
+     WHERE %(ontologies)s::int[] IS NULL OR to_id = ANY (%(exempt)s::bigint[]) OR to_id IN (SELECT id FROM passing)
      LIMIT %(most)s::bigint) AS n;
 
 -- name: edges_in
-SELECT array_agg(to_id), array_agg(from_id), array_agg(type_id) FROM (
+WITH near AS MATERIALIZED (
     SELECT r.from_id, r.to_id, r.type_id FROM kappa_graph.relations AS r
      WHERE r.to_id = ANY (%(nodes)s::bigint[]) AND r.confidence >= %(min_confidence)s::smallint
        AND (%(types)s::int[] IS NULL OR r.type_id = ANY (%(types)s::int[]))
-       AND (%(ontologies)s::int[] IS NULL OR r.from_id = ANY (%(exempt)s::bigint[]) OR EXISTS (
-            SELECT FROM kappa_graph.concepts AS c
-             WHERE c.id = r.from_id AND c.ontology_id = ANY (%(ontologies)s::int[])))
+     LIMIT CASE WHEN %(ontologies)s::int[] IS NULL THEN %(most)s::bigint END
+), passing AS MATERIALIZED (
+    SELECT c.id FROM kappa_graph.concepts AS c
+     WHERE c.id = ANY (ARRAY(SELECT DISTINCT from_id FROM near)) AND c.ontology_id = ANY (%(ontologies)s::int[])
+)
+SELECT array_agg(to_id), array_agg(from_id), array_agg(type_id) FROM (
+    SELECT * FROM near
+     WHERE %(ontologies)s::int[] IS NULL OR from_id = ANY (%(exempt)s::bigint[]) OR from_id IN (SELECT id FROM passing)
      LIMIT %(most)s::bigint) AS n;
 
 -- name: edges_among

@@ -8,6 +8,7 @@ from psycopg import Connection
 from kappa.graph.errors import BadWrite
 from kappa.graph.identity import concept_key, kept
 from kappa.graph.model import Concept, NewConcept, Ontology
+from kappa.graph.store.vectors import checked
 from kappa.pg import queries
 from kappa.pg.queries import Row
 
@@ -20,6 +21,7 @@ LOCK_NUMBERS = sql["lock_numbers"]
 ROWS = sql["rows"]
 EMBEDDINGS = sql["embeddings"]
 SET_EMBEDDINGS = sql["set_embeddings"]
+LABELLED = sql["labelled"]
 DELETE = sql["delete"]
 
 
@@ -90,13 +92,26 @@ def embeddings(connection: Connection[Row], nodes: Sequence[int]) -> list[tuple[
 
 
 def set_embeddings(connection: Connection[Row], model: str, vectors: Mapping[UUID, Sequence[float]]) -> int:
-    """How many concepts were there to be given one."""
+    """How many concepts were there to be given one. One vector that is not sound, and none is written."""
+    sound = checked(connection, model, vectors)
     params = {
         "model": kept(model),
         "keys": list(vectors),
-        "embeddings": ["{" + ",".join(map(repr, map(float, vector))) + "}" for vector in vectors.values()],
+        "embeddings": ["{" + ",".join(map(repr, vector.tolist())) + "}" for vector in sound],
     }
     return len(connection.execute(SET_EMBEDDINGS.sql, params).fetchall())
+
+
+def labelled(
+    connection: Connection[Row], label: str, keys: Sequence[UUID], ontology: int | None = None
+) -> list[Concept]:
+    """Concepts that have one of the ids, or the label by its letters; the lowest node first."""
+    params = {"label": kept(label).strip(), "keys": list(keys), "ontology": ontology}
+    found = connection.execute(LABELLED.sql, params, binary=True)
+    return [
+        Concept(key, node, name, description, within, tuple(terms))
+        for key, node, name, description, within, terms in found
+    ]
 
 
 def delete(connection: Connection[Row], keys: Sequence[UUID]) -> int:

@@ -47,6 +47,14 @@ SELECT c.key, c.id, c.label, c.description, o.name, c.search_terms
   FROM kappa_graph.concepts AS c JOIN kappa_graph.ontologies AS o ON o.id = c.ontology_id
  WHERE c.id = ANY (%(nodes)s::bigint[]);
 
+-- name: labelled
+-- By the ids that a label has in the ontologies, and by its letters: a concept may have come from another ontology.
+SELECT c.key, c.id, c.label, c.description, o.name, c.search_terms
+  FROM kappa_graph.concepts AS c JOIN kappa_graph.ontologies AS o ON o.id = c.ontology_id
+ WHERE (c.key = ANY (%(keys)s::uuid[]) OR lower(left(c.label, 500)) = lower(left(%(label)s::text, 500)))
+   AND (%(ontology)s::int IS NULL OR c.ontology_id = %(ontology)s::int)
+ ORDER BY c.id;
+
 -- name: embeddings
 SELECT c.id, c.embedding_model, c.embedding
   FROM kappa_graph.concepts AS c

@@ -1,0 +1,1 @@
+"""What `benchmarks.graph` is made of."""

@@ -1,0 +1,134 @@
+"""The graph, as tools for agents."""
+
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BaseModel, Field
+
+from kappa.app.api.graph_schemas import (
+    MAX_AROUND,
+    ConceptDetail,
+    EnrichedPathsView,
+    PolarityView,
+    RelatedView,
+    SearchView,
+)
+from kappa.app.api.schemas import Line
+from kappa.app.mcp.api import Api
+from kappa.app.mcp.server import READS, Server
+from kappa.app.remote import segment
+from kappa.graph.config import MAX_HOPS, MAX_PATH_HOPS, MAX_PATHS
+from kappa.graph.model import Direction
+
+M = TypeVar("M", bound=BaseModel)
+
+DEADLINE = 20.0
+"""Seconds; what was found by then is the answer, and an agent that waits longer gives up."""
+MOST = 200
+"""Concepts in one answer: an agent has to read them all."""
+
+TheConcept = Annotated[Line, Field(description="A concept's label or id; a label that several have is refused")]
+Ontologies = Annotated[
+    list[Line] | None, Field(description="Only concepts of these ontologies; labels are looked for there")
+]
+Types = Annotated[list[Line] | None, Field(description="Only relations of these types, as in LIVES_IN")]
+Way = Annotated[Direction, Field(description="Along relations, against them, or both")]
+Limit = Annotated[int, Field(ge=1, le=MOST, description="So many concepts at most")]
+Hops = Annotated[int, Field(ge=1, le=MAX_HOPS, description="How many relations away")]
+
+
+def offer(server: Server, api: Api) -> None:
+    tools = GraphTools(api)
+    for tool in (tools.search, tools.concept, tools.related, tools.path, tools.polarity):
+        server.offer(tool, READS)
+
+
+class GraphTools:
+    """Each is one question to the API."""
+
+    def __init__(self, api: Api) -> None:
+        self._api = api
+
+    async def search(
+        self,
+        text: Annotated[Line, Field(description="Words of labels, descriptions and search terms")],
+        ontologies: Ontologies = None,
+        limit: Limit = 20,
+    ) -> SearchView:
+        """Find concepts of the knowledge graph by words, the best first. Begin here: the others take what it finds."""
+        body = {"text": text, "limit": limit, "where": _where(ontologies)}
+        return await self._ask("search", SearchView, body)
+
+    async def concept(
+        self,
+        concept: TheConcept,
+        ontology: Annotated[Line | None, Field(description="Whose label it is")] = None,
+        evidence: Annotated[int, Field(ge=0, le=MOST, description="So many quotes at most")] = 10,
+    ) -> ConceptDetail:
+        """Show a concept with the quotes that speak of it, each with its document and place: what to cite."""
+        asked = {"ontology": ontology, "evidence": evidence}
+        return await self._api.get(f"/graph/concepts/{segment(concept)}", ConceptDetail, asked)
+
+    async def related(
+        self,
+        concept: TheConcept,
+        max_hops: Hops = 2,
+        direction: Way = "both",
+        relation_types: Types = None,
+        ontologies: Ontologies = None,
+        limit: Limit = 30,
+    ) -> RelatedView:
+        """What stands around a concept, nearest first, each with the relation types on one shortest way to it.
+
+        `found` says how many there are; if `complete` is false, `skipped` says what is missing and why.
+        """
+        body = {
+            "concept": concept, "max_hops": max_hops, "direction": direction, "relation_types": relation_types,
+            "where": _where(ontologies), "limit": limit,
+        }  # fmt: skip
+        return await self._ask("related", RelatedView, body)
+
+    async def path(
+        self,
+        start: TheConcept,
+        goal: TheConcept,
+        count: Annotated[int, Field(ge=1, le=MAX_PATHS, description="So many paths, the shortest")] = 1,
+        max_hops: Annotated[int, Field(ge=1, le=MAX_PATH_HOPS, description="How long a path may be")] = 6,
+        direction: Way = "both",
+        relation_types: Types = None,
+        ontologies: Ontologies = None,
+        around: Annotated[int, Field(ge=1, le=MAX_AROUND, description="So many neighbours of each concept")] = 5,
+    ) -> EnrichedPathsView:
+        """How two concepts are connected: the shortest paths, and what stands around each concept on them.
+
+        An empty `items` says that there is none so short.
+        """
+        body = {
+            "start": start, "goal": goal, "count": count, "max_hops": max_hops, "direction": direction,
+            "relation_types": relation_types, "where": _where(ontologies), "around_limit": around,
+        }  # fmt: skip
+        return await self._ask("enriched-path", EnrichedPathsView, body)
+
+    async def polarity(
+        self,
+        positive: TheConcept,
+        negative: TheConcept,
+        candidates: Annotated[
+            list[Line] | None, Field(description="These concepts; else those around the poles", max_length=1000)
+        ] = None,
+        max_hops: Hops = 2,
+        ontologies: Ontologies = None,
+        limit: Limit = 50,
+    ) -> PolarityView:
+        """Where concepts stand on the axis between two poles, by their embeddings: 1 is positive, −1 negative."""
+        body = {
+            "positive": positive, "negative": negative, "candidates": candidates, "max_hops": max_hops,
+            "where": _where(ontologies), "limit": limit,
+        }  # fmt: skip
+        return await self._ask("polarity", PolarityView, body)
+
+    async def _ask(self, question: str, answer: type[M], body: dict[str, Any]) -> M:
+        return await self._api.post(f"/query/{question}", answer, body | {"deadline": DEADLINE})
+
+
+def _where(ontologies: list[str] | None) -> dict[str, Any] | None:
+    return {"ontologies": ontologies} if ontologies else None

@@ -1,0 +1,381 @@
+"""The graph of one server, for people and agents.
+
+A question blocks, so it has a thread: one of as many as the graph's pool has connections, less the two that are left
+to others. Who finds none waits on the loop, behind everyone who came before, until its deadline. Who goes away is not
+worked for any longer. What is no question (writes, settings, status) has two threads of its own.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, TypeVar
+from uuid import UUID
+
+from anyio.to_thread import run_sync
+
+from kappa.app.errors import Ambiguous, NotInstalled
+from kappa.app.usecases import audit
+from kappa.app.usecases.principal import Principal
+from kappa.graph import (
+    Answer,
+    BadWrite,
+    Concept,
+    Direction,
+    GraphConfig,
+    Instance,
+    NewConcept,
+    NewRelation,
+    Ontology,
+    RelationType,
+    SnapshotStatus,
+    VectorStatus,
+    Where,
+    Written,
+)
+from kappa.graph.errors import (
+    BadQuestion,
+    EpochNotReached,
+    GraphBusy,
+    QuestionStopped,
+    UnknownConcept,
+    UnknownOntology,
+    UnknownRelationType,
+)
+from kappa.graph.identity import concept_key
+from kappa.pg import Database, Pool, PoolUse
+
+if TYPE_CHECKING:
+    from kappa.app.usecases.questions import Asking
+    from kappa.graph import Graph
+    from kappa.graph.query.budget import BudgetUse
+
+log = logging.getLogger(__name__)
+
+A = TypeVar("A", bound=Answer)
+T = TypeVar("T")
+
+Gone = Callable[[], Awaitable[object]]
+"""Comes back when whoever asked has gone away."""
+Observer = Callable[[str, str, float], None]
+"""Told of every question: its name, how it ended, and in how many seconds."""
+
+SPARED = 2
+"""Connections of the pool that questions leave to others; the graph's budget does the same."""
+OTHERS = 2
+
+REFUSED = (
+    UnknownConcept, UnknownOntology, UnknownRelationType, BadQuestion, EpochNotReached, Ambiguous, NotInstalled,
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Walk:
+    """What may be walked through. A label is looked for in the ontologies of `where`, if it has some."""
+
+    direction: Direction = "both"
+    relation_types: Sequence[str] | None = None
+    where: Where | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A relation to be written; each end by id, or by its label in the ontology that is written to."""
+
+    start: str
+    goal: str
+    type: str
+    confidence: float = 1.0
+    category: str = ""
+    provenance: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LiveSettings:
+    """What questions may use now, and what of it stands in the database."""
+
+    workers: int
+    timeout: float
+    stored_workers: int | None
+    stored_timeout: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class GraphNow:
+    """The graph in this process at one instant."""
+
+    snapshot: SnapshotStatus
+    budget: "BudgetUse"
+    waiting: int
+    """Questions that wait for a thread, or for a worker."""
+    vectors: tuple[VectorStatus, ...]
+
+
+class KnowledgeGraph:
+    """Questions, writes and settings of one graph; or of none, where numpy is not installed."""
+
+    def __init__(
+        self,
+        graph: "Graph | None",
+        pool: Pool | None,
+        threads: int,
+        observe: Observer,
+        asking: "Callable[[Graph, float, int | None], Asking]",
+    ) -> None:
+        self._graph = graph
+        self._asking = asking
+        self._pool = pool
+        self._observe = observe
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="kappa graph question")
+        self._others = ThreadPoolExecutor(OTHERS, thread_name_prefix="kappa graph other")
+        self._under_way: set[Asking] = set()
+
+    # Asking
+
+    async def ask(
+        self,
+        name: str,
+        act: "Callable[[Asking], A]",
+        render: Callable[[A], T],
+        *,
+        deadline: float | None = None,
+        min_epoch: int | None = None,
+        gone: Gone | None = None,
+    ) -> T:
+        """Ask, and make of the answer what is wanted of it, both in a thread."""
+
+        def answered(asking: "Asking") -> tuple[bool, T]:
+            answer = act(asking)
+            return answer.complete, render(answer)
+
+        began, outcome = time.monotonic(), "failed"
+        try:
+            complete, made = await self._in_thread(answered, deadline, min_epoch, gone)
+            outcome = "complete" if complete else "partial"
+            return made
+        except REFUSED:
+            outcome = "refused"
+            raise
+        except GraphBusy:
+            outcome = "busy"
+            raise
+        except (_LeftAlone, asyncio.CancelledError):
+            outcome = "cancelled"
+            raise
+        except QuestionStopped:
+            outcome = "stopped"
+            raise
+        finally:
+            self._observe(name, outcome, time.monotonic() - began)
+
+    async def _in_thread(
+        self, act: "Callable[[Asking], T]", deadline: float | None, min_epoch: int | None, gone: Gone | None
+    ) -> T:
+        graph = self._here()
+        seconds = graph.timeout if deadline is None else deadline
+        asking = self._asking(graph, seconds, min_epoch)
+
+        def run() -> T:
+            asking.begin()
+            return act(asking)
+
+        self._under_way.add(asking)
+        work = self._threads.submit(run)
+        answer = asyncio.wrap_future(work)
+        answer.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+        answer.add_done_callback(lambda _: self._under_way.discard(asking))
+        leaving = None if gone is None else asyncio.ensure_future(gone())
+        try:
+            await asyncio.wait(
+                [answer] if leaving is None else [answer, leaving],
+                timeout=seconds,
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+            if not answer.done():
+                waited = work.cancel()
+                if leaving is not None and leaving.done():
+                    if not waited:
+                        self._stop(asking)
+                    raise _LeftAlone("nobody waits for the answer any more")
+                if waited:
+                    raise GraphBusy(f"no thread became free for a question within {seconds:g} s")
+                await asyncio.wait([answer])  # it ends at its deadline by itself
+            return answer.result()
+        except asyncio.CancelledError:
+            if not work.cancel():
+                self._stop(asking)
+            raise
+        finally:
+            if leaving is not None:
+                leaving.cancel()
+
+    def _stop(self, asking: "Asking") -> None:
+        # It speaks to the database, which takes a while; nobody waits for that.
+        asyncio.get_running_loop().run_in_executor(None, asking.cancel.cancel)
+
+    async def concept(
+        self, name: str, ontologies: Sequence[str] | None, evidence: int
+    ) -> tuple[Concept, list[Instance]]:
+        """A concept by id or label, and so many quotes that speak of it."""
+        return await self._in_thread(lambda asking: asking.shown(name, ontologies, evidence), None, None, None)
+
+    async def relation_types(self) -> list[RelationType]:
+        return await self._in_thread(lambda _: self._here().relation_types(), None, None, None)
+
+    async def ontologies(self) -> list[Ontology]:
+        return await self._in_thread(lambda _: self._here().ontologies(), None, None, None)
+
+    # Writing
+
+    async def add_concepts(
+        self, ontology: str, new: Sequence[NewConcept], model: str | None, vectors: Mapping[str, Sequence[float]]
+    ) -> Written:
+        """Concepts, and embeddings of some of them by label, which are those of a model."""
+
+        def write(graph: "Graph") -> Written:
+            written = graph.add_concepts(ontology, new)
+            if model is None or not vectors:
+                return written
+            # A transaction of its own: the first one's last act was to take its epoch, and others wait from there on.
+            graph.set_embeddings(model, {written.ids[label]: vector for label, vector in vectors.items()})
+            return replace(written, epoch=graph.epoch())
+
+        return await self._other(write)
+
+    async def add_relations(self, ontology: str | None, links: Sequence[Link]) -> Written:
+        return await self._other(lambda graph: _add_relations(graph, ontology, links))
+
+    # Running
+
+    async def settings(self) -> LiveSettings:
+        return await self._other(_settings)
+
+    async def edit_settings(self, who: Principal, changes: dict[str, float | None]) -> LiveSettings:
+        """For every server, within a second. None leaves it to each server's own configuration."""
+
+        def edit(graph: "Graph") -> LiveSettings:
+            with graph.transaction() as connection:
+                workers, timeout = graph.stored_settings(connection=connection)
+                wanted = {"workers": workers, "timeout": timeout, **changes}
+                number = wanted["workers"]
+                graph.edit_settings(
+                    workers=None if number is None else int(number), timeout=wanted["timeout"], connection=connection
+                )
+                audit.record_blocking(connection, who, "graph.settings", "graph", **changes)
+            return _settings(graph)
+
+        return await self._other(edit)
+
+    async def epoch(self) -> int:
+        """The latest epoch of the database."""
+        return await self._other(lambda graph: graph.epoch())
+
+    def now(self) -> GraphNow | None:
+        """What this process knows; None where there is no graph."""
+        if self._graph is None:
+            return None
+        snapshot = self._graph.status()
+        assert snapshot is not None
+        budget = self._graph.budget()
+        unbegun = sum(not asking.begun for asking in list(self._under_way))
+        return GraphNow(snapshot, budget, budget.waiting + unbegun, self._graph.vectors())
+
+    def pools(self) -> tuple[PoolUse, ...]:
+        return () if self._pool is None else (self._pool.use(),)
+
+    async def _other(self, act: "Callable[[Graph], T]") -> T:
+        return await asyncio.wrap_future(self._others.submit(act, self._here()))
+
+    def _here(self) -> "Graph":
+        if self._graph is None:
+            raise NotInstalled("this server has no graph: numpy is missing, pip install 'kappa[graph]' brings it")
+        return self._graph
+
+    def close(self) -> None:
+        """End what runs; blocks until it has ended."""
+        for asking in list(self._under_way):
+            asking.cancel.cancel()
+        for threads in (self._threads, self._others):
+            threads.shutdown(wait=False, cancel_futures=True)
+        # Before anybody is waited for: who waits for a connection, of a database that is away, hears of it at once.
+        if self._pool is not None:
+            self._pool.close()
+        for threads in (self._threads, self._others):
+            threads.shutdown()
+        if self._graph is not None:
+            self._graph.close()
+
+
+class _LeftAlone(QuestionStopped):
+    """Whoever asked went away."""
+
+
+@asynccontextmanager
+async def opened(database: Database, config: GraphConfig, observe: Observer) -> AsyncGenerator[KnowledgeGraph]:
+    """The graph, with its pool and its snapshot, for as long as the block lasts."""
+    try:
+        from kappa.app.usecases.questions import Asking
+        from kappa.graph import Graph
+    except ModuleNotFoundError as error:
+        if error.name != "numpy":
+            raise
+        log.warning("numpy is missing, so the graph can't be asked here; pip install 'kappa[graph]' brings it")
+        yield KnowledgeGraph(None, None, 1, observe, _nobody)
+        return
+    pool = Pool(database.url, "graph", config.pool, behind_pooler=database.behind_pooler)
+    await run_sync(pool.open)
+    graph = Graph(database, config, pool=pool)
+    made = KnowledgeGraph(graph, pool, max(1, config.pool.max_size - SPARED), observe, Asking)
+    await run_sync(graph.open)
+    try:
+        yield made
+    finally:
+        await run_sync(made.close)
+
+
+def _nobody(graph: "Graph", seconds: float, min_epoch: int | None) -> "Asking":
+    raise NotInstalled("there is nobody to ask")
+
+
+def _settings(graph: "Graph") -> LiveSettings:
+    workers, timeout = graph.stored_settings()
+    return LiveSettings(workers or graph.config.workers, timeout or graph.config.timeout, workers, timeout)
+
+
+def _add_relations(graph: "Graph", ontology: str | None, links: Sequence[Link]) -> Written:
+    key = None
+    if ontology is not None:
+        key = next((one.id for one in graph.ontologies() if one.name == ontology), None)
+        if key is None:
+            raise UnknownOntology(f"there is no ontology {ontology!r}")
+    labels: dict[UUID, str] = {}
+
+    def end(name: str) -> UUID:
+        if (known := as_id(name)) is not None:
+            return known
+        if key is None:
+            raise BadWrite(f"{name!r} is no id, and without `ontology` nobody knows whose label it is")
+        made = concept_key(key, name)
+        labels[made] = name
+        return made
+
+    new = [NewRelation(end(one.start), end(one.goal), one.type, one.confidence, one.category, one.provenance)
+           for one in links]  # fmt: skip
+    try:
+        return graph.add_relations(new)
+    except BadWrite as error:
+        unknown = next((label for made, label in labels.items() if str(made) in str(error)), None)
+        if unknown is None:
+            raise
+        raise BadWrite(f"there is no concept {unknown!r} in {ontology!r}") from None
+
+
+def as_id(name: str) -> UUID | None:
+    """What a name says, if it is an id and no label."""
+    try:
+        return UUID(name)
+    except ValueError:
+        return None

@@ -1,0 +1,39 @@
+-- name: models
+-- The models that embedded something, with the lengths of their vectors.
+SELECT embedding_model, dimension, count(*)
+  FROM kappa_graph.concepts WHERE embedding IS NOT NULL GROUP BY 1, 2 ORDER BY 1, 2;
+
+-- name: dimension
+SELECT dimension FROM kappa_graph.concepts
+ WHERE embedding IS NOT NULL AND embedding_model = %(model)s::text ORDER BY dimension LIMIT 1;
+
+-- name: lock_model
+-- Who embeds with a model first says how long its vectors are. The number has no meaning; it must only never change.
+SELECT pg_advisory_xact_lock(440631778, hashtext(%(model)s::text));
+
+-- name: bounds
+SELECT min(id), max(id), count(*) FROM kappa_graph.concepts
+ WHERE embedding IS NOT NULL AND embedding_model = %(model)s::text AND dimension = %(dimension)s::int;
+
+-- name: block
+-- Packed by the server: nodes, ontologies, and the vectors one behind the other in PostgreSQL's binary format.
+SELECT array_agg(b.id), array_agg(b.ontology_id), string_agg(array_send(b.embedding), ''::bytea)
+  FROM (SELECT id, ontology_id, embedding FROM kappa_graph.concepts
+         WHERE embedding IS NOT NULL AND embedding_model = %(model)s::text AND dimension = %(dimension)s::int
+           AND id >= %(low)s::bigint AND id < %(high)s::bigint
+           AND (%(ontologies)s::int[] IS NULL OR ontology_id = ANY (%(ontologies)s::int[]))
+         ORDER BY id) AS b;
+
+-- name: some
+-- The same of some nodes.
+SELECT array_agg(b.id), array_agg(b.ontology_id), string_agg(array_send(b.embedding), ''::bytea)
+  FROM (SELECT id, ontology_id, embedding FROM kappa_graph.concepts
+         WHERE embedding IS NOT NULL AND embedding_model = %(model)s::text AND dimension = %(dimension)s::int
+           AND id = ANY (%(nodes)s::bigint[])
+         ORDER BY id) AS b;
+
+-- name: having
+-- Those of some nodes that have a vector, without reading it.
+SELECT array_agg(id) FROM kappa_graph.concepts
+ WHERE embedding IS NOT NULL AND embedding_model = %(model)s::text AND dimension = %(dimension)s::int
+   AND id = ANY (%(nodes)s::bigint[]);

@@ -262,6 +262,7 @@ async def test_a_wait_that_ends_while_a_task_is_claimed_gives_that_task(
 async def test_who_hangs_up_leaves_the_room_and_nothing_is_claimed(url: str, connection: Connection) -> None:
     async with server(url) as fleet:
         gone, stays = await parks(fleet, "w1", "r1"), await parks(fleet, "w2", "r2")
+        await until(lambda: not gone.is_served, "a moment without a claim")
         fleet.room.leave(gone)
         assert fleet.room.waiting == 1
         made = put(connection)
@@ -432,6 +433,7 @@ async def test_a_claim_in_vain_speaks_for_those_who_can_do_no_more_until_somethi
 ) -> None:
     monkeypatch.setattr(waiting_room, "IN_VAIN", 1000.0)
     async with server(url) as fleet:
+        await heard_everything(fleet, connection)
 
         async def asks_for_any(request: str, **able: Any) -> list[int]:
             return [one.id for one in await answer(await enters(fleet, request=request, wait=0, **able))]
@@ -445,3 +447,18 @@ async def test_a_claim_in_vain_speaks_for_those_who_can_do_no_more_until_somethi
         assert await asks_for_any("r4") == [second]
         assert await asks_for_any("r5") == []
         assert await asks_for_any("r4") == [second]  # what is one's own already is given whatever is believed
+
+
+async def test_who_had_no_hope_is_served_first_when_something_comes(
+    url: str, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(waiting_room, "IN_VAIN", 1000.0)
+    monkeypatch.setattr(waiting_room, "PACE", 1000.0)
+    async with server(url) as fleet:
+        await heard_everything(fleet, connection)
+        assert await answer(await enters(fleet, request="r1", wait=0)) == []
+        hopeless = await enters(fleet, request="r2", wait=60)
+        await until(lambda: not fleet.room._fresh, "a caller who is set aside")  # pyright: ignore[reportPrivateUsage]
+        here = put(connection)
+        fleet.room.wake(["crunch"])
+        assert [one.id for one in await answer(hopeless)] == [here]

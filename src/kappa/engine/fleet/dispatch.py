@@ -310,7 +310,8 @@ class Fleet:
 
     async def _look_at_lanes(self) -> None:
         async with self.rarely() as connection:
-            self._lanes = {lane.name: lane for lane in await run_async(connection, store.lanes())}
+            found = await run_async(connection, store.lanes())
+        self._lanes = {lane.name: lane for lane in found}
 
     async def _listen(self) -> None:
         async for event in listen(self._database.direct_url, ("kappa_wake", "kappa_lane")):

@@ -24,6 +24,9 @@ IN_VAIN = 0.25
 REST = 20
 """And so many times as long as it took, if that is more: such claims cost a twentieth of a core at most."""
 LONGEST_REST = 5.0
+PACE, AT_A_PACE = 0.02, 32
+"""Those who can't hope for anything are answered no faster than so many in so many seconds: a flood of them takes
+only its share of the server."""
 BELIEFS = 256
 """Kinds, and abilities for each, that are remembered so; then all are forgotten."""
 
@@ -69,6 +72,8 @@ class WaitingRoom:
         self._in_vain: dict[Kinds, dict[Ability, float]] = {}
         """For whom there was nothing, and until when that is believed."""
         self._wakes = 0
+        self._hopeless: deque[Caller] = deque()
+        self._pacing = self._paced = False
         self._by_request: dict[tuple[str, str], Caller] = {}
         self._serving = 0
         self._served_kinds: Kinds | None = None
@@ -78,7 +83,7 @@ class WaitingRoom:
     @property
     def full(self) -> bool:
         """Whether the next caller would have to wait behind more than can be served soon."""
-        return len(self._fresh) + self._serving + self._arriving >= self._seats
+        return len(self._fresh) + len(self._hopeless) + self._serving + self._arriving >= self._seats
 
     @property
     def closed(self) -> bool:
@@ -124,19 +129,24 @@ class WaitingRoom:
     def wake(self, kinds: Collection[str] | None = None) -> None:
         """There may be something to do of these kinds, or of any. Also for those whose claim may be too early."""
         self._wakes += 1
-        for hoped_for in [one for one in self._in_vain if kinds is None or not set(one).isdisjoint(kinds)]:
-            del self._in_vain[hoped_for]
+        for one in [*self._in_vain]:
+            if _any_of(one, kinds):
+                del self._in_vain[one]
+        hopeful = [caller for caller in self._hopeless if _any_of(caller.kinds, kinds)]
+        if hopeful:
+            self._fresh.extendleft(reversed(hopeful))
+            self._hopeless = deque(caller for caller in self._hopeless if not _any_of(caller.kinds, kinds))
         here = self._parked if self._served_kinds is None else {*self._parked, self._served_kinds}
         for waited_for in here:
-            if kinds is None or not set(waited_for).isdisjoint(kinds):
+            if _any_of(waited_for, kinds):
                 self._woken[waited_for] = []
-        if self._woken:
+        if self._woken or self._fresh:
             self._news.set()
 
     def close(self) -> None:
         """Send everybody away who waits."""
         self._closed = True
-        for caller in self._fresh:
+        for caller in (*self._fresh, *self._hopeless):
             self._answer(caller, draining())
         for callers in [list(callers) for groups in self._parked.values() for callers in groups.values()]:
             for caller in callers:
@@ -146,10 +156,11 @@ class WaitingRoom:
         while True:
             await self._news.wait()
             self._news.clear()
-            while self._woken or self._fresh:
+            while self._woken or self._fresh or self._paced:
                 try:
                     await self._serve_parked()
                     await self._serve_fresh()
+                    await self._serve_hopeless()
                 except Exception:
                     log.exception("fleet: those who asked for tasks were told to try again")
 
@@ -179,23 +190,48 @@ class WaitingRoom:
         self._fresh.extendleft(reversed(others))
         self._serving = len(callers)
         try:
-            hopeless = self._hopeless(kinds, callers)
-            hopeful = [caller for caller in callers if caller not in hopeless]
-            if hopeful:
+            without = self._without(kinds)
+            hopeless = {caller for caller in callers if any(_covers(other, caller.ability) for other in without)}
+            self._hopeless.extend(caller for caller in callers if caller in hopeless)
+            self._keep_pace()
+            if hopeful := [caller for caller in callers if caller not in hopeless]:
+                self._serving = len(hopeful)
                 await self._serve(kinds, hopeful)
-            if hopeless:
-                await self._serve(kinds, list(hopeless), new=False)
         finally:
             self._serving = 0
 
-    def _hopeless(self, kinds: Kinds, callers: list[Caller]) -> dict[Caller, None]:
-        """Those who can do no more than somebody for whom there was nothing a moment ago."""
+    def _without(self, kinds: Kinds) -> list[Ability]:
+        """Who had nothing of these a moment ago."""
         now = asyncio.get_running_loop().time()
         without = [ability for ability, until in self._in_vain.get(kinds, {}).items() if until > now]
         if not without:
             self._in_vain.pop(kinds, None)
-            return {}
-        return {caller: None for caller in callers if any(_covers(other, caller.ability) for other in without)}
+        return without
+
+    def _keep_pace(self) -> None:
+        if self._hopeless and not self._pacing:
+            self._pacing = True
+            asyncio.get_running_loop().call_later(PACE, self._next_hopeless)
+
+    def _next_hopeless(self) -> None:
+        self._paced = True
+        self._news.set()
+
+    async def _serve_hopeless(self) -> None:
+        """Some of those who can get nothing but what is theirs already."""
+        if not self._paced:
+            return
+        self._paced = self._pacing = False
+        callers: list[Caller] = []
+        others: deque[Caller] = deque()
+        while self._hopeless and len(callers) < AT_A_PACE:
+            caller = self._hopeless.popleft()
+            if not caller.answer.done():
+                (callers if not callers or caller.kinds == callers[0].kinds else others).append(caller)
+        self._hopeless.extendleft(reversed(others))
+        self._keep_pace()
+        if callers:
+            await self._serve(callers[0].kinds, callers, new=False)
 
     async def _serve(self, kinds: Kinds, callers: list[Caller], *, new: bool = True) -> list[Caller]:
         """Claim for them; gives those who got nothing. Without `new` they get what was theirs already, if it was."""
@@ -281,6 +317,11 @@ class WaitingRoom:
             caller.answer.exception()  # whoever left will not look at it
         else:
             caller.answer.set_result(answer)
+
+
+def _any_of(mine: Kinds, kinds: Collection[str] | None) -> bool:
+    """Whether one of these is among the kinds, or they are all kinds there are."""
+    return kinds is None or not set(mine).isdisjoint(kinds)
 
 
 def _covers(one: Ability, other: Ability) -> bool:

@@ -24,7 +24,10 @@ _UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff"
 _WORD = re.compile(rf"[^\s{_ALONE}{_UNSPACED}]{{1,{LONGEST_WORD}}}|[{_ALONE}]|[{_UNSPACED}]{{1,4}}")
 
 _PARAGRAPH = re.compile(r"\n[^\S\n]*\n\s*")
-_SENTENCE = re.compile(r"(?<![.!?…])(?:[.!?…]++[\"'”’»)\]]*\s+|[。！？]+[”’」』）]*\s*)(?=\S)")
+# Looked for by its first sign, which is no later one of several; a script without blanks needs none after it.
+_SENTENCE = re.compile(
+    r"[.!?…。！？](?<![.!?…。！？]{2})[.!?…。！？]*+[\"'”’»)\]」』）]*+(?:\s+|(?<=[。！？」』）]))(?=\S)"
+)
 _LINE = re.compile(r"\n\s*")
 # What a full stop after it doesn't end. Nor does it a single letter: "J. Smith", "e.g.".
 _SHORT = re.compile(
@@ -74,7 +77,7 @@ def chunk(text: str, rule: ChunkRule | None = None) -> list[ChunkSpan]:
 
 
 def _spans(text: str, rule: ChunkRule) -> Iterator[ChunkSpan]:
-    words = array("q", (word.start() for word in _WORD.finditer(text)))
+    words = array("q", map(re.Match[str].start, _WORD.finditer(text)))
     ordinal = first = 0
     while len(words) - first > rule.most:
         cut = _cut(text, words, first, rule)

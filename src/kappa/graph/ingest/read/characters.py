@@ -21,7 +21,9 @@ def uniform(text: str) -> str:
     if text.isascii():
         return text
     # Composing sorts the marks on a letter in quadratic time; no real letter has thirty. So UAX 15, "stream-safe".
-    text = _long_runs().sub(lambda run: _JOINER.join(re.findall(f"(?s).{{1,{_MARKS}}}", run[0])), text)
+    # A longer run has a mark at one of every 31 places.
+    if not _marks().isdisjoint(text[:: _MARKS + 1]):
+        text = _long_runs().sub(lambda run: _JOINER.join(re.findall(f"(?s).{{1,{_MARKS}}}", run[0])), text)
     return unicodedata.normalize("NFC", text)
 
 
@@ -31,6 +33,10 @@ def one_line(text: str, longest: int = 300) -> str:
 
 
 @cache
+def _marks() -> frozenset[str]:
+    return frozenset(chr(code) for code in range(0x300, 0x1F000) if unicodedata.combining(chr(code)))
+
+
+@cache
 def _long_runs() -> re.Pattern[str]:
-    marks = "".join(chr(code) for code in range(0x300, 0x1F000) if unicodedata.combining(chr(code)))
-    return re.compile(f"[{marks}]{{{_MARKS + 1},}}")
+    return re.compile(f"[{''.join(sorted(_marks()))}]{{{_MARKS + 1},}}")

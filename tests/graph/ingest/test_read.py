@@ -155,6 +155,11 @@ def test_a_docx_keeps_insertions_and_drops_deletions_and_field_codes() -> None:
     assert read(made.raw_docx(body)).text == "Kept inserted link"
 
 
+def test_a_text_box_of_a_docx_begins_a_line() -> None:
+    box = "<w:txbxContent><w:p><w:r><w:t>box</w:t></w:r></w:p></w:txbxContent>"
+    assert read(made.raw_docx(f"<w:p><w:r><w:t>Text</w:t></w:r><w:r>{box}</w:r></w:p>")).text.strip() == "Text\nbox"
+
+
 def test_an_epub_gives_its_spine_in_order() -> None:
     found = read(EPUB)
     assert (found.media_type, found.title) == ("application/epub+zip", "A book")

@@ -106,6 +106,8 @@ class _Body(_Reader):
             return
         if word == "t":
             self.shown = True
+        elif word == "txbxContent":
+            self.add("\n")
         elif word == "tr":
             self.cells.append(0)
         elif word == "tc" and self.cells:

@@ -1,0 +1,65 @@
+"""Text out of pictures, by RapidOCR. Its models are inside its package: nothing is fetched.
+
+One engine serves the process, one picture at a time: it uses all cores for it.
+"""
+
+import threading
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from kappa.graph.errors import MissingExtra
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Picture = NDArray[np.uint8]
+
+_one_at_a_time = threading.Lock()
+
+
+def picture_text(picture: "Picture") -> str:
+    """The text of a picture (rows of blue, green, red), row by row; a gap between rows is a blank line."""
+    with _one_at_a_time:
+        found = _engine()(picture)
+    if found.txts is None:
+        return ""
+    boxes = [
+        _Box(min(y for _, y in points), max(y for _, y in points), min(x for x, _ in points), text)
+        for points, text in zip(found.boxes.tolist(), found.txts, strict=True)
+    ]
+    return _laid_out(boxes)
+
+
+class _Box:
+    def __init__(self, top: float, bottom: float, left: float, text: str) -> None:
+        self.top, self.bottom, self.left, self.text = top, bottom, left, text
+
+    @property
+    def middle(self) -> float:
+        return (self.top + self.bottom) / 2
+
+
+def _laid_out(boxes: list[_Box]) -> str:
+    rows: list[list[_Box]] = []
+    for box in sorted(boxes, key=lambda box: (box.middle, box.left)):
+        if rows and box.middle < rows[-1][0].bottom and box.top < rows[-1][0].middle:
+            rows[-1].append(box)
+        else:
+            rows.append([box])
+    out: list[str] = []
+    for number, row in enumerate(rows):
+        if number:
+            before = rows[number - 1][0]
+            out.append("\n\n" if row[0].top - before.bottom > before.bottom - before.top else "\n")
+        out.append(" ".join(box.text for box in sorted(row, key=lambda box: box.left)))
+    return "".join(out)
+
+
+@cache
+def _engine() -> Any:
+    try:
+        from rapidocr import RapidOCR
+    except ImportError as fault:
+        raise MissingExtra("pictures need rapidocr: pip install 'kappa[ingest]'") from fault
+    return RapidOCR(params={"Global.log_level": "error"})

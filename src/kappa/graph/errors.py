@@ -10,7 +10,8 @@ KappaError
     ├── EpochNotReached       the graph did not come to the epoch that was asked for in time
     ├── QuestionStopped       the deadline passed, or the caller cancelled, before there was anything to answer
     ├── GraphBusy             no worker became free before the deadline
-    └── GraphFailed           every worker of a question failed; the first failure is its cause
+    ├── GraphFailed           every worker of a question failed; the first failure is its cause
+    └── MissingExtra          a part of Kappa that was not installed
 """
 
 from kappa.pg import KappaError
@@ -54,3 +55,7 @@ class GraphBusy(GraphError):
 
 class GraphFailed(GraphError):
     """Every worker of a question failed."""
+
+
+class MissingExtra(GraphError):
+    """A part of Kappa that was not installed; the message names the extra."""

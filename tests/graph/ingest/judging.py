@@ -127,9 +127,7 @@ def _judge(sentence: Sentence, found: Extraction, judgement: Judgement) -> None:
         if not any(start in a and kind in b and end in c for start, kind, end in given)
     ]
     judgement.relations.met += len(sentence.relations) - len(lost)
-    judgement.ends.met += sum(
-        any(start in a and end in c for start, _, end in given) for a, _, c in sentence.relations
-    )
+    judgement.ends.met += sum(any(start in a and end in c for start, _, end in given) for a, _, c in sentence.relations)
     if missing or extra or wrong or lost:
         judgement.faults.append(
             f"{sentence.text}\n    missing {[sorted(one)[0] for one in missing]} extra {sorted(extra)}"

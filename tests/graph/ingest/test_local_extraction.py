@@ -66,6 +66,15 @@ def test_an_abbreviation_is_what_it_stands_for(extractor: LocalExtractor) -> Non
     assert ("write-ahead log", "REQUIRES", "disk space") in relations(found)
 
 
+def test_labels_hold_what_stands_with_the_head_and_no_more(extractor: LocalExtractor) -> None:
+    found = extractor.extract(
+        "Eruptions release ash and sulfur dioxide. The overuse of antibiotics causes resistant strains."
+    )
+    assert {"sulfur dioxide", "overuse of antibiotic", "resistant strain"} <= labels(found)
+    found = extractor.extract("Multiversion concurrency control (MVCC) gives each transaction a snapshot.")
+    assert "MVCC" in {term for concept in found.concepts for term in concept.search_terms}
+
+
 def test_what_a_thing_is_describes_it(extractor: LocalExtractor) -> None:
     found = extractor.extract("A lease is a time-limited claim. The lease protects a job.")
     descriptions = {concept.label: concept.description for concept in found.concepts}

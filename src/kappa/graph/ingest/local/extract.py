@@ -132,7 +132,7 @@ class LocalExtractor:
                 if token.nbor(-1).text != "(":
                     continue
                 long = phrase(document[token.i - 2], self._words)
-                if long is not None and _initials(long.surface) == token.text.casefold().removesuffix("s"):
+                if long is not None and _abbreviates(token.text.removesuffix("s"), long.surface):
                     found[normal(token.text)] = normal(long.label)
         return found
 
@@ -145,9 +145,19 @@ def _note(concept: _Concept, found: Phrase, key: str, *, again: bool = False) ->
     concept.named |= found.words > 1 or found.proper or normal(found.label) != key
 
 
-def _initials(words: str) -> str:
-    parts = words.replace("-", " ").split()
-    return "".join(part[0] for part in parts if part.lower() not in ("of", "the", "and", "for")).casefold()
+def _abbreviates(short: str, long: str) -> bool:
+    """Whether all initials are in the short form, in their order, and all its letters in the long one."""
+    words = [word for word in long.casefold().replace("-", " ").split() if word not in ("of", "the", "and", "for")]
+    short = short.casefold()
+    initials = "".join(word[0] for word in words)
+    return (
+        len(words) > 1 and short[0] == initials[0] and _in_order(initials, short) and _in_order(short, "".join(words))
+    )
+
+
+def _in_order(letters: str, text: str) -> bool:
+    rest = iter(text)
+    return all(letter in rest for letter in letters)
 
 
 def _extraction(gathered: dict[str, _Concept], relations: Iterable[FoundRelation]) -> Extraction:

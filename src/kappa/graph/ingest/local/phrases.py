@@ -89,17 +89,15 @@ def inside_of(noun: Token, vocabulary: Vocabulary) -> bool:
     head = noun.head
     if noun.dep_ in ("compound", "nmod", "npadvmod") and noun.i < head.i:
         return head.pos_ in (*NOUNS, "ADJ", "VERB")
-    if noun.dep_ == "pobj" and head.lower_ == "of" and _bare(noun) and _of(head.head) == noun:
+    if noun.dep_ == "pobj" and head.lower_ == "of" and noun.tag_ in ("NN", "NNP") and _bare(noun):
         outer = phrase(head.head, vocabulary)
-        return outer is not None and " of " in outer.label
+        return outer is not None and " of " in outer.label and _of(head.head) == noun
     return False
 
 
 def _bare(noun: Token) -> bool:
     """Without an article, as in "theory of relativity": the two nouns are one name."""
-    return noun.tag_ in ("NN", "NNP") and not any(
-        child.dep_ in ("det", "poss", "nummod", "relcl", "conj") for child in noun.children
-    )
+    return not any(child.dep_ in ("det", "poss", "nummod", "relcl", "conj") for child in noun.children)
 
 
 def _modifiers(noun: Token, vocabulary: Vocabulary) -> list[Token]:
@@ -113,8 +111,8 @@ def _modifiers(noun: Token, vocabulary: Vocabulary) -> list[Token]:
         if child.dep_ == "amod" and (_says_nothing(child, vocabulary) or child.tag_ in ("JJR", "JJS")):
             continue
         tokens = [token for token in child.subtree if token.i < noun.i]
-        if any(token.dep_ == "cc" for token in tokens):
-            tokens = [child]
+        # Of "ash and sulfur dioxide" only what stands with the head is sure to belong to it.
+        tokens = tokens[1 + max((at for at, token in enumerate(tokens) if token.dep_ == "cc"), default=-1) :]
         hyphened = any(token.text in "-–" for token in tokens)
         kept.extend(
             token
@@ -123,7 +121,12 @@ def _modifiers(noun: Token, vocabulary: Vocabulary) -> list[Token]:
             and token.text not in ",()[]\"'“”‘"
             and (hyphened or (token.dep_ != "advmod" and not _says_nothing(token, vocabulary)))
         )
-    return sorted(kept, key=lambda token: token.i)
+    kept.sort(key=lambda token: token.i)
+    # What a comma or a bracket parts from the head is not of its label.
+    parted = (
+        max((token.i for token in noun.doc[kept[0].i : noun.i] if token.text in ",;()[]"), default=-1) if kept else -1
+    )
+    return [token for token in kept if token.i > parted]
 
 
 def _says_nothing(token: Token, vocabulary: Vocabulary) -> bool:
@@ -134,7 +137,7 @@ def _joined(words: list[Token], vocabulary: Vocabulary) -> str:
     parts: list[str] = []
     for place, token in enumerate(words):
         text = _singular(token, vocabulary) if place == len(words) - 1 else token.text
-        if token.pos_ != "PROPN" and text[:1].isupper() and text[1:].islower():
+        if token.pos_ != "PROPN" and not token.ent_type_ and text[:1].isupper() and text[1:].islower():
             text = text.lower()
         parts.append(text)
         if place < len(words) - 1:

@@ -66,7 +66,7 @@ async def test_the_status_shows_workers_the_leader_and_pools(site: Site, operato
         status = (await operator.get("/admin/workers/status")).json()
     (seen,) = status["workers"]
     assert (seen["owner"], seen["leads"], "checks" in seen["lanes"]) == (worker.owner, True, True)
-    assert {pool["name"] for pool in status["pools"]} == {"queue", "auth", "fleet"}
+    assert {pool["name"] for pool in status["pools"]} == {"queue", "auth", "fleet", "graph"}
     assert {one["name"] for one in status["lanes"]} >= {"checks", "interactive", "maintenance", "system", "tools"}
 
 

@@ -61,7 +61,10 @@ def test_ones_own_password_needs_no_name(shared: Up) -> None:
     bob = hired(shared, "bob", "read_only")
     assert bob("user", "password", "--password-stdin", stdin=PASSWORD).stdout == "the password of bob is changed\n"
     assert signs_in(shared, "bob", PASSWORD)
-    assert bob.says("user", "show") == {"name": "bob", "permissions": ["account:use", "jobs:view", "tools:view"]}
+    assert bob.says("user", "show") == {
+        "name": "bob",
+        "permissions": ["account:use", "graph:read", "jobs:view", "tools:view"],
+    }
 
 
 def test_users_get_roles_are_switched_off_and_on_and_removed(shared: Up, kg: Person) -> None:

@@ -184,7 +184,7 @@ async def test_a_token_for_some_kinds_gets_no_others(site: Site, remote: Remote)
     assert (await worker.ask(kinds=("crunch", "dig"))).json()["tasks"] == []
     assert (await worker.ask("r2", wait=50)).json()["tasks"] == []  # at once: no such job will ever be its
     made = await site.services.client.enqueue("dig", None)
-    (given,) = (await worker.ask("r3", kinds=("crunch", "dig"))).json()["tasks"]
+    (given,) = (await worker.ask("r3", kinds=("crunch", "dig"), wait=50)).json()["tasks"]
     assert given["task"] == made.id
 
 

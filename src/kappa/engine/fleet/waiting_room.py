@@ -59,7 +59,7 @@ class WaitingRoom:
     """Callers, and the claims that serve them."""
 
     def __init__(self, claim: Claim, parked: Callable[[Collection[str]], Awaitable[bool]], seats: int) -> None:
-        """`parked` is told which kinds are waited for from now on, and says whether to look once more."""
+        """`parked` is told which kinds wake us from now on, and says whether to look once more."""
         self._claim = claim
         self._tell_parked = parked
         self._seats = seats
@@ -260,10 +260,11 @@ class WaitingRoom:
             self._believe(kinds, left, asyncio.get_running_loop().time() - begun)
         for caller in left:
             self._park(caller)
-        if kinds in self._parked:
+        if kinds in self._parked or kinds in self._in_vain:
             with suppress(Refused):  # the database is away; the lane's poll looks again
                 if await self._tell_parked(kinds):
                     self._woken[kinds] = []
+                    self._in_vain.pop(kinds, None)
         return left
 
     def _believe(self, kinds: Kinds, left: list[Caller], took: float) -> None:

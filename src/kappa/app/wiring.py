@@ -5,7 +5,7 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 
-from kappa.app import selftest
+from kappa.app import kinds
 from kappa.app.settings import BadSetting, Settings
 from kappa.engine import COMPONENT as ENGINE
 from kappa.engine import Engine
@@ -43,7 +43,7 @@ def open_database(settings: Settings, who: str, say: Callable[[str], None]) -> G
 def build_engine(settings: Settings, database: Database) -> Engine:
     """The engine with every handler that Kappa brings, and those that the settings name."""
     engine = Engine(database)
-    selftest.declare(engine)
+    kinds.declare(engine, settings)
     if settings.handlers is not None:
         _load(settings.handlers)(engine)
     return engine

@@ -18,6 +18,7 @@ from typing import Any, Self
 
 from kappa.app.home import alive
 from kappa.engine.signals import Signals
+from kappa.graph.ingest.providers import PROCESS
 from kappa.pg import PoolUse
 
 JOB_SECONDS = (
@@ -50,12 +51,15 @@ class Counts:
 
     counters: dict[tuple[str, Labels], float] = field(default_factory=dict[tuple[str, Labels], float])
     spreads: dict[tuple[str, Labels], Spread] = field(default_factory=dict[tuple[str, Labels], Spread])
+    gauges: dict[tuple[str, Labels], float] = field(default_factory=dict[tuple[str, Labels], float])
     leads: bool = False
     pools: list[PoolUse] = field(default_factory=list[PoolUse])
 
     def add(self, other: "Counts") -> None:
         for key, value in other.counters.items():
             self.counters[key] = self.counters.get(key, 0) + value
+        for key, value in other.gauges.items():
+            self.gauges[key] = self.gauges.get(key, 0) + value
         for key, spread in other.spreads.items():
             before = self.spreads.get(key) or Spread()
             counts = [one + more for one, more in zip(before.counts, spread.counts, strict=True)]
@@ -67,6 +71,7 @@ class Counts:
         return json.dumps({
             "counters": [[name, labels, value] for (name, labels), value in self.counters.items()],
             "spreads": [[*key, spread.counts, spread.total] for key, spread in self.spreads.items()],
+            "gauges": [[name, labels, value] for (name, labels), value in self.gauges.items()],
             "leads": self.leads,
             "pools": [asdict(pool) for pool in self.pools],
         })  # fmt: skip
@@ -77,9 +82,15 @@ class Counts:
         return cls(
             {(name, tuple(labels)): value for name, labels, value in said["counters"]},
             {(name, tuple(labels)): Spread(counts, total) for name, labels, counts, total in said["spreads"]},
+            {(name, tuple(labels)): value for name, labels, value in said["gauges"]},
             said["leads"],
             [PoolUse(**pool) for pool in said["pools"]],
         )
+
+
+def provider_counts() -> Counts:
+    """What this process asked of providers."""
+    return Counts(dict(PROCESS.counters), gauges=dict(PROCESS.gauges))
 
 
 class _OfKind:
@@ -184,6 +195,7 @@ async def shared(
 
     def write() -> None:
         now = counted.now()
+        now.add(provider_counts())
         now.pools = list(pools())
         draft = directory / f".{os.getpid()}"
         with suppress(OSError):  # the directory is gone: so is the server, and nobody will ask

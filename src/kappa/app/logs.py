@@ -19,7 +19,10 @@ from typing import Any, TextIO, cast
 from kappa.app.settings import LogFormat, LogLevel
 from kappa.engine import current_facts
 
-QUIET = ("asyncio", "httpcore2", "httpx2", "mcp", "opentelemetry", "urllib3", "uvicorn")
+QUIET = (
+    *("anthropic", "asyncio", "httpcore", "httpcore2", "httpx", "httpx2", "mcp", "openai", "opentelemetry"),
+    *("urllib3", "uvicorn"),
+)
 """Libraries whose everyday news are not a server's."""
 LINES_AHEAD = 10_000
 """Lines that may wait for a reader of the log who is slow; more are dropped."""

@@ -19,7 +19,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from kappa.app.answered import METHODS, Answered
-from kappa.app.counts import JOB_SECONDS, Counts, EngineCounts, SharedCounts
+from kappa.app.counts import JOB_SECONDS, Counts, EngineCounts, SharedCounts, provider_counts
 from kappa.app.usecases.graph import KnowledgeGraph
 from kappa.app.usecases.workers import LaneNow
 from kappa.engine import JobState
@@ -78,6 +78,19 @@ COUNTED: dict[str, tuple[str, tuple[str, ...]]] = {
     "kappa_leases_reaped": ("Leases that ran out and were cleared here.", ()),
     "kappa_jobs_promoted": ("Scheduled jobs that were queued here when they were due.", ()),
     "kappa_schedules_fired": ("Jobs that schedules enqueued here.", ()),
+    "kappa_provider_calls": ("Calls of providers, each try for itself.", ("provider", "outcome")),
+    "kappa_provider_bad_answers": ("Answers of providers that could not be used.", ("provider",)),
+    "kappa_provider_call_seconds": ("Seconds that calls of providers took together.", ("provider",)),
+    "kappa_provider_waits": ("Calls that had to wait for their turn.", ("provider",)),
+    "kappa_provider_wait_seconds": ("Seconds that they waited together.", ("provider",)),
+    "kappa_provider_tokens": ("Tokens that providers counted.", ("provider", "model", "direction")),
+    "kappa_provider_cost_dollars": ("What calls cost, where the price is known.", ("provider", "model")),
+}
+GAUGED: dict[str, str] = {
+    "kappa_provider_calls_in_flight": "Calls of a provider under way.",
+    "kappa_provider_calls_limit": "Calls of a provider that may be under way.",
+    "kappa_provider_calls_waiting": "Calls that wait for their turn.",
+    "kappa_provider_circuits_open": "Addresses of a provider that are not called, as they are down.",
 }
 SPREAD = {
     "kappa_job_wait_seconds": "From when a job could be claimed until it was.",
@@ -95,6 +108,12 @@ def _counted(counts: Counts) -> Iterable[Metric]:
             known = {("leading",): 0, ("standby",): 0} | known
         for values, value in known.items():
             family.add_metric(values, value)
+        yield family
+    for name, meaning in GAUGED.items():
+        family = GaugeMetricFamily(name, meaning, labels=("provider",))
+        for (of, values), value in counts.gauges.items():
+            if of == name:
+                family.add_metric(values, value)
         yield family
     for name, meaning in SPREAD.items():
         family = HistogramMetricFamily(name, meaning, labels=LANE)
@@ -274,6 +293,7 @@ class Metrics:
         counts = Counts()
         counts.add(self._counts())
         counts.add(self._of_fleet.now())
+        counts.add(provider_counts())
         workers = _together([*self._worker_pools(), *counts.pools])
         page = CollectorRegistry()
         instant = (_instant(now), _pools([*now.pools, *workers]), _fleet(self._fleet), _graph(self._graph))

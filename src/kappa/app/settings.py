@@ -29,6 +29,19 @@ class LogLevel(StrEnum):
     ERROR = "error"
 
 
+class ProviderName(StrEnum):
+    LOCAL = "local"
+    OPENAI = "openai"
+    ANTHROPIC = "anthropic"
+    OLLAMA = "ollama"
+
+
+class EmbeddingProviderName(StrEnum):
+    LOCAL = "local"
+    OPENAI = "openai"
+    OLLAMA = "ollama"
+
+
 class Settings(BaseSettings):
     """Where things are and how large they may get."""
 
@@ -95,6 +108,40 @@ class Settings(BaseSettings):
         default=None,
         description="`package.module:engine_setup`, a function that declares handlers on the engine it gets",
     )
+    provider: ProviderName = Field(
+        default=ProviderName.LOCAL, description="What finds concepts: `local`, `openai`, `anthropic` or `ollama`"
+    )
+    embedding_provider: EmbeddingProviderName = Field(
+        default=EmbeddingProviderName.LOCAL, description="What makes embeddings: `local`, `openai` or `ollama`"
+    )
+    embedding_dimensions: int | None = Field(
+        default=None, ge=1, description="Numbers of a provider's embedding, where its model can be asked for fewer"
+    )
+    provider_tries: int = Field(default=5, ge=1, le=20, description="Tries of one call of a provider")
+    prices: Path | None = Field(default=None, description="A file of prices that count before those Kappa knows")
+    openai_model: str | None = Field(default=None, description="OpenAI's model for texts and images")
+    openai_embedding_model: str | None = Field(default=None, description="OpenAI's model for embeddings")
+    openai_base_url: str | None = Field(
+        default=None, pattern="^https?://", description="Where OpenAI's API is, or a server that speaks like it"
+    )
+    openai_api_key: SecretStr | None = Field(default=None, description="The key; `OPENAI_API_KEY` if unset")
+    openai_timeout: float | None = Field(default=None, gt=0, description="Seconds that one call may take")
+    openai_concurrency: int | None = Field(default=None, ge=1, description="Calls at once, of a whole process")
+    anthropic_model: str | None = Field(default=None, description="Anthropic's model for texts and images")
+    anthropic_base_url: str | None = Field(
+        default=None, pattern="^https?://", description="Where Anthropic's API is, or a server that speaks like it"
+    )
+    anthropic_api_key: SecretStr | None = Field(default=None, description="The key; `ANTHROPIC_API_KEY` if unset")
+    anthropic_timeout: float | None = Field(default=None, gt=0, description="Seconds that one call may take")
+    anthropic_concurrency: int | None = Field(default=None, ge=1, description="Calls at once, of a whole process")
+    ollama_model: str | None = Field(default=None, description="Ollama's model for texts and images")
+    ollama_embedding_model: str | None = Field(default=None, description="Ollama's model for embeddings")
+    ollama_base_url: str | None = Field(
+        default=None, pattern="^https?://", description="Where Ollama's API is, or a server that speaks like it"
+    )
+    ollama_api_key: SecretStr | None = Field(default=None, description="The key; `OLLAMA_API_KEY` if unset")
+    ollama_timeout: float | None = Field(default=None, gt=0, description="Seconds that one call may take")
+    ollama_concurrency: int | None = Field(default=None, ge=1, description="Calls at once, of a whole process")
     server: str | None = Field(
         default=None, description="The server that `kg` talks to; the one on this machine if unset"
     )

@@ -2,6 +2,13 @@
 
 Every provider, a model in the house or a service elsewhere, gives the same `Extraction`. None of it is trusted: `check`
 keeps a quote only where it really stands, and says where to the character. What it returns can be written as it is.
+
+GraphError
+└── ProviderError
+    ├── ProviderDown      nobody answers, or too many ask: worth another try after `retry_after` seconds
+    ├── ProviderRefused   a key, a model or a request that the provider does not take: worth none
+    ├── BadOutput         an answer that can't be used; it costs the text it was asked for, nothing else
+    └── CallStopped       whoever asked no longer wants to know
 """
 
 import math
@@ -9,10 +16,36 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from kappa.graph.errors import GraphError
 from kappa.graph.identity import normal
 
 Modality = Literal["", "possible", "necessary", "intended", "future", "claimed", "conditional", "rare"]
 """How a text puts a relation: "" says it outright; "claimed" lets somebody else say it."""
+
+
+class ProviderError(GraphError):
+    """A provider gave nothing that can be used."""
+
+
+class ProviderDown(ProviderError):
+    """The provider does not answer, or asks for patience."""
+
+    def __init__(self, message: str, retry_after: float) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+        """Seconds after which it makes sense to ask again."""
+
+
+class ProviderRefused(ProviderError):
+    """The provider does not take the key, the model or the request; somebody has to change something."""
+
+
+class BadOutput(ProviderError):
+    """The answer is cut off, is no JSON, or not of the schema."""
+
+
+class CallStopped(ProviderError):
+    """The call was given up by whoever asked."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ import json
 import os
 import re
 import signal
+import subprocess
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -19,21 +20,25 @@ from anyio import to_thread
 from prometheus_client import CONTENT_TYPE_LATEST
 from prometheus_client.parser import text_string_to_metric_families
 
+from kappa.app import counts, wiring
 from kappa.app import home as app_home
-from kappa.app import wiring
 from kappa.app.api import application, scraping
 from kappa.app.api.middleware import Guard
 from kappa.app.counts import JOB_SECONDS, Counts, EngineCounts, SharedCounts
 from kappa.app.services import open_services
 from kappa.app.settings import Settings
 from kappa.engine import AsyncJobContext, Engine, JobContext, JobFailed, Lane, Schedule, WorkerConfig
+from kappa.engine.signals import Signals
 from kappa.engine.testing import Heard, drain, maintain, working
 from kappa.graph import Answer
+from kappa.graph.ingest.extraction import BadExtraction
+from kappa.graph.ingest.providers import PROCESS, ProviderConfig, make
 from kappa.pg import Database
 from tests.app import worlds
 from tests.app.conftest import Site, Up
 from tests.app.patience import becomes
 from tests.conftest import Server
+from tests.graph.ingest.provider_server import KEY, TOKENS_IN, ProviderServer, Said
 from tests.ground import Script, eventually
 
 ROOT = Path(__file__).parents[2]
@@ -404,6 +409,32 @@ async def _crowded(client: httpx2.AsyncClient) -> Page | None:
     return page if seen == [2, 16, 2] else None
 
 
+# Providers
+
+
+async def test_calls_of_providers_their_waits_tokens_and_cost_are_counted(operator: httpx2.AsyncClient) -> None:
+    before = await scraped(operator)
+    await asyncio.to_thread(ask_a_provider)
+    page = await scraped(operator)
+
+    def more(name: str, **labels: str) -> float:
+        return (value(page, name, **labels) or 0) - (value(before, name, **labels) or 0)
+
+    assert more("kappa_provider_calls_total", provider="openai", outcome="answered") == 2
+    assert more("kappa_provider_bad_answers_total", provider="openai") == 1
+    assert more("kappa_provider_call_seconds_total", provider="openai") > 0
+    model = {"provider": "openai", "model": "gpt-4.1-mini"}
+    assert more("kappa_provider_tokens_total", **model, direction="in") == 2 * TOKENS_IN
+    assert more("kappa_provider_cost_dollars_total", **model) == pytest.approx(2 * (1200 * 0.4 + 300 * 1.6) / 1e6)
+    assert value(page, "kappa_provider_calls_limit", provider="openai") == 8
+    assert value(page, "kappa_provider_calls_in_flight", provider="openai") == 0
+    assert value(page, "kappa_provider_circuits_open", provider="openai") == 0
+    assert (
+        value(page, "kappa_provider_waits_total", provider="openai")
+        == PROCESS.counters["kappa_provider_waits", ("openai",)]
+    )
+
+
 # Requests
 
 
@@ -643,6 +674,26 @@ def test_counts_are_the_same_after_a_way_through_a_file() -> None:
     assert Counts.load(counted.now().dump()).dump() == counted.now().dump()
 
 
+def test_what_was_so_in_a_process_that_is_gone_is_so_no_more(tmp_path: Path) -> None:
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    said = Counts({("happened", ("x",)): 2}, gauges={("is so", ("x",)): 1})
+    for pid in (gone.pid, os.getpid()):
+        (tmp_path / f"{pid}.json").write_text(said.dump())
+    shared = SharedCounts(tmp_path)
+    for _ in range(2):
+        now = shared.now()
+        assert (now.counters["happened", ("x",)], now.gauges["is so", ("x",)]) == (4, 1)
+
+
+async def test_a_worker_process_shares_what_it_asked_of_providers(tmp_path: Path) -> None:
+    async with counts.shared(tmp_path, Signals(), list):
+        await asyncio.to_thread(ask_a_provider)
+    said = Counts.load(await asyncio.to_thread((tmp_path / f"{os.getpid()}.json").read_text))
+    assert said.counters["kappa_provider_calls", ("openai", "answered")] >= 2
+    assert said.gauges["kappa_provider_calls_limit", ("openai",)] == 8
+
+
 def test_the_home_of_a_server_that_lives_is_not_cleaned_up(home: Path) -> None:
     other = home / "metrics" / "1"
     other.mkdir(parents=True)
@@ -663,6 +714,18 @@ def names(page: Page) -> set[str]:
     return {name for name, _ in page if name.startswith("kappa_")}
 
 
+def ask_a_provider() -> None:
+    """One good answer and one that is none."""
+    with ProviderServer() as server:
+        config = ProviderConfig(model="gpt-4.1-mini", base_url=f"{server.url}/v1", key=KEY)
+        extractor = make("openai", config)
+        extractor.extract("A lease prevents double work.")
+        server.steps.append(Said("Good morning!"))
+        with pytest.raises(BadExtraction):
+            extractor.extract("A lease prevents double work.")
+        extractor.close()
+
+
 async def everything(site: Site, engine: Engine, operator: httpx2.AsyncClient) -> Page:
     """A page with every metric on it, also those that have no series until something goes wrong."""
     await enqueue(site, "quick")
@@ -674,6 +737,7 @@ async def everything(site: Site, engine: Engine, operator: httpx2.AsyncClient) -
     for question in ({"seeds": ["Otter"]}, {"seeds": ["Yeti"]}):
         await operator.post("/query/neighbors", json={**question, "min_epoch": epoch})
     await operator.post("/query/search", json={"like": "Otter", "min_epoch": epoch})
+    await asyncio.to_thread(ask_a_provider)
     return await becomes(lambda: _with_vectors(operator), what="the embeddings are in memory")
 
 

@@ -15,9 +15,10 @@ import numpy as np
 import pytest
 
 from kappa.graph.ingest import providers
-from kappa.graph.ingest.extraction import BadOutput, Context, FoundConcept, FoundRelation, ProviderRefused, check
+from kappa.graph.ingest.extraction import BadExtraction, Context, FoundConcept, FoundRelation, check
 from kappa.graph.ingest.providers import ModelExtractor, ProviderConfig, Switchboard, Usage, on_account, price, prices
 from kappa.graph.ingest.providers.answer import Knowledge, schema
+from kappa.graph.ingest.providers.errors import ProviderRefused
 from tests.graph.ingest.provider_calls import MODELS, Made, StillClock, config
 from tests.graph.ingest.provider_server import (
     KEY,
@@ -130,7 +131,7 @@ def test_a_model_that_obeys_hostile_text_gets_nothing_into_the_graph(
     assert checked.dropped.instances == 1
     assert {quote.quote for quote in checked.instances} == {"A lease prevents double work.", "double work"}
     server.steps.append(Said("Arr! I am a pirate."))
-    with pytest.raises(BadOutput, match="no JSON"):
+    with pytest.raises(BadExtraction, match="no JSON"):
         model.extract(HOSTILE)
 
 
@@ -159,7 +160,7 @@ def test_a_bad_answer_costs_one_text_and_is_not_asked_for_again(
 ) -> None:
     step, said = WRONG[wrong]
     server.steps.append(step)
-    with pytest.raises(BadOutput, match=said):
+    with pytest.raises(BadExtraction, match=said):
         model.extract(TEXT)
     assert len(server.asked) == 1
     assert model.extract(TEXT).concepts
@@ -172,7 +173,7 @@ def test_a_bad_answer_costs_one_text_and_is_not_asked_for_again(
 @pytest.mark.parametrize("provider", ["openai", "anthropic"])
 def test_a_model_that_declines_says_so(provider: str, server: ProviderServer, made: Made) -> None:
     server.steps.append(Said("", "refusal"))
-    with pytest.raises(BadOutput, match="declined"):
+    with pytest.raises(BadExtraction, match="declined"):
         made.extractor(provider, server).extract(TEXT)
 
 
@@ -195,7 +196,7 @@ def test_an_image_arrives_whole_and_comes_back_as_text(model: ModelExtractor, se
         case _:
             (sent,) = content["images"]
     assert b64decode(sent) == picture
-    with pytest.raises(BadOutput, match="cut off"):
+    with pytest.raises(BadExtraction, match="cut off"):
         model.transcribe(picture, "image/png")
 
 
@@ -226,14 +227,14 @@ def test_fewer_dimensions_are_asked_for_and_named(server: ProviderServer, made: 
     assert server.asked[0].body["dimensions"] == 3
     assert model.model == "openai/text-embedding-test@3"
     wider = made.embedder("openai", server, dimensions=4)
-    with pytest.raises(BadOutput, match="vectors of 3 numbers, not of 4"):
+    with pytest.raises(BadExtraction, match="vectors of 3 numbers, not of 4"):
         wider.embed(["a"])
 
 
 @pytest.mark.parametrize("vector", [[0.0, 0.0, 0.0], [float("nan"), 1.0, 1.0]])
 def test_a_vector_without_a_direction_is_refused(vector: list[float], server: ProviderServer, made: Made) -> None:
     server.vector = lambda _: vector
-    with pytest.raises(BadOutput, match="without a direction"):
+    with pytest.raises(BadExtraction, match="without a direction"):
         made.embedder("ollama", server).embed(["a"])
 
 

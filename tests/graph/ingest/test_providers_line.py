@@ -11,13 +11,15 @@ from email.utils import format_datetime
 
 import pytest
 
-from kappa.graph.ingest.extraction import CallStopped, ProviderDown
+from kappa.graph.ingest.extraction import BadExtraction, ProviderDown
 from kappa.graph.ingest.providers import PROCESS, STANDARD, Switchboard, on_account
 from kappa.graph.ingest.providers.backoff import Backoff, Trouble, seconds_of, trouble_of
 from kappa.graph.ingest.providers.circuit import Circuit
 from kappa.graph.ingest.providers.clock import Clock
+from kappa.graph.ingest.providers.errors import CallStopped, ProviderRefused
 from tests.graph.ingest.provider_calls import MODELS, NOON, Made, StillClock
 from tests.graph.ingest.provider_server import Hangup, ProviderServer, Raw, Silence, Status
+from tests.ground import eventually
 
 TEXT = "A lease prevents double work."
 ALL = pytest.mark.parametrize("provider", list(MODELS))
@@ -51,11 +53,7 @@ def waiting(board: Switchboard, provider: str) -> float:
 
 
 def until_waiting(board: Switchboard, provider: str, count: int) -> None:
-    for _ in range(1000):
-        if waiting(board, provider) == count:
-            return
-        threading.Event().wait(0.01)
-    raise AssertionError(f"{waiting(board, provider)} wait, not {count}")
+    eventually(lambda: waiting(board, provider) == count, what=f"{count} that wait")
 
 
 # The limit
@@ -170,11 +168,16 @@ def test_a_status_that_passes_is_tried_again(
 
 
 @ALL
-@pytest.mark.parametrize("code", [400, 404, 413, 422])
-def test_a_status_that_stays_is_not(provider: str, code: int, server: ProviderServer, made: Made) -> None:
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [(400, BadExtraction), (413, BadExtraction), (422, BadExtraction), (404, ProviderRefused), (402, ProviderRefused)],
+)
+def test_a_status_that_stays_is_not(
+    provider: str, code: int, error: type[Exception], server: ProviderServer, made: Made
+) -> None:
     # The text of an answer decides nothing.
     server.always = Status(code, message="429 Too Many Requests: server overloaded, please retry")
-    with pytest.raises(Exception, match=f"refused the request \\({code}\\)"):
+    with pytest.raises(error, match=f"refused the request \\({code}\\)"):
         made.extractor(provider, server).extract(TEXT)
     assert len(server.asked) == 1
 

@@ -4,11 +4,8 @@ Every provider, a model in the house or a service elsewhere, gives the same `Ext
 keeps a quote only where it really stands, and says where to the character. What it returns can be written as it is.
 
 GraphError
-└── ProviderError
-    ├── ProviderDown      nobody answers, or too many ask: worth another try after `retry_after` seconds
-    ├── ProviderRefused   a key, a model or a request that the provider does not take: worth none
-    ├── BadOutput         an answer that can't be used; it costs the text it was asked for, nothing else
-    └── CallStopped       whoever asked no longer wants to know
+├── ProviderDown     nothing can be had of a provider for now; says when to ask again
+└── BadExtraction    what a provider said of one text can't be used; another text may fare better
 """
 
 import math
@@ -23,29 +20,17 @@ Modality = Literal["", "possible", "necessary", "intended", "future", "claimed",
 """How a text puts a relation: "" says it outright; "claimed" lets somebody else say it."""
 
 
-class ProviderError(GraphError):
-    """A provider gave nothing that can be used."""
+class ProviderDown(GraphError):
+    """A provider that doesn't answer, or answers nobody for now. The work waits; it has not failed."""
 
-
-class ProviderDown(ProviderError):
-    """The provider does not answer, or asks for patience."""
-
-    def __init__(self, message: str, retry_after: float) -> None:
-        super().__init__(message)
+    def __init__(self, text: str, retry_after: float) -> None:
+        super().__init__(text)
         self.retry_after = retry_after
-        """Seconds after which it makes sense to ask again."""
+        """Seconds."""
 
 
-class ProviderRefused(ProviderError):
-    """The provider does not take the key, the model or the request; somebody has to change something."""
-
-
-class BadOutput(ProviderError):
-    """The answer is cut off, is no JSON, or not of the schema."""
-
-
-class CallStopped(ProviderError):
-    """The call was given up by whoever asked."""
+class BadExtraction(GraphError):
+    """What a provider said of one text can't be used: it is cut off, no JSON, refused, too long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +83,10 @@ class Context:
 
 
 class Extractor(Protocol):
-    """A provider. Blocking, and safe to call from many threads."""
+    """A provider. Blocking, and safe to call from many threads.
+
+    Raises `ProviderDown`, and `BadExtraction` where only this text is concerned. Whatever else it raises is a fault.
+    """
 
     @property
     def name(self) -> str:

@@ -11,12 +11,12 @@ Each call goes through the one line of its provider (line.py): limits, retries, 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from kappa.graph.ingest.extraction import ProviderRefused
 from kappa.graph.ingest.providers.account import Account, Usage, on_account
 from kappa.graph.ingest.providers.adapter import Adapter
 from kappa.graph.ingest.providers.anthropic import AnthropicAdapter
 from kappa.graph.ingest.providers.backoff import Backoff
 from kappa.graph.ingest.providers.config import STANDARD, ProviderConfig, Standard
+from kappa.graph.ingest.providers.errors import CallStopped, ProviderRefused
 from kappa.graph.ingest.providers.extractor import ModelExtractor
 from kappa.graph.ingest.providers.line import PROCESS, Line, Switchboard
 from kappa.graph.ingest.providers.ollama import OllamaAdapter
@@ -30,9 +30,11 @@ __all__ = [
     "PROCESS",
     "STANDARD",
     "Account",
+    "CallStopped",
     "ModelExtractor",
     "Prices",
     "ProviderConfig",
+    "ProviderRefused",
     "Switchboard",
     "Usage",
     "make",

@@ -8,8 +8,8 @@ from typing import Any, Protocol, cast
 from urllib.parse import urlsplit
 
 from kappa.graph.errors import MissingExtra
-from kappa.graph.ingest.extraction import ProviderRefused
 from kappa.graph.ingest.providers.backoff import Trouble, trouble_of
+from kappa.graph.ingest.providers.errors import ProviderRefused
 
 
 @dataclass(frozen=True, slots=True)

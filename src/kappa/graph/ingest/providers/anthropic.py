@@ -4,10 +4,10 @@ import base64
 from collections.abc import Sequence
 from typing import Any
 
-from kappa.graph.ingest.extraction import ProviderRefused
 from kappa.graph.ingest.providers.adapter import Fault, Image, Reply, Rows, no_key, place, sdk, status_fault, words
 from kappa.graph.ingest.providers.backoff import Trouble
 from kappa.graph.ingest.providers.config import STANDARD, ProviderConfig
+from kappa.graph.ingest.providers.errors import ProviderRefused
 
 CUT_OFF = ("max_tokens", "model_context_window_exceeded")
 

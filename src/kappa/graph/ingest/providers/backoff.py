@@ -21,8 +21,10 @@ class Trouble(StrEnum):
     """408, 409, 425"""
     DENIED = "denied"
     """401, 403: the key"""
+    UNFIT = "unfit"
+    """400, 413, 422: this request; another text may fare better"""
     REFUSED = "refused"
-    """Any other status: the request"""
+    """Any other status: all requests of its kind"""
 
     @property
     def down(self) -> bool:
@@ -43,6 +45,8 @@ def trouble_of(status: int) -> Trouble:
             return Trouble.LIMITED
         case 408 | 409 | 425:
             return Trouble.BUSY
+        case 400 | 413 | 422:
+            return Trouble.UNFIT
         case _:
             return Trouble.ERROR if status >= 500 else Trouble.REFUSED
 

@@ -11,12 +11,13 @@ from decimal import Decimal
 from itertools import count
 from typing import TypeVar
 
-from kappa.graph.ingest.extraction import BadOutput, CallStopped, ProviderDown, ProviderRefused
+from kappa.graph.ingest.extraction import BadExtraction, ProviderDown
 from kappa.graph.ingest.providers.account import Account, Usage, charge, stop_asked
 from kappa.graph.ingest.providers.adapter import Adapter, Fault, Reply, Rows
 from kappa.graph.ingest.providers.backoff import Backoff, Trouble, seconds_of
 from kappa.graph.ingest.providers.circuit import Circuit
 from kappa.graph.ingest.providers.clock import Clock
+from kappa.graph.ingest.providers.errors import CallStopped, ProviderRefused
 from kappa.graph.ingest.providers.prices import Prices
 from kappa.graph.ingest.providers.turns import Turns
 
@@ -109,10 +110,10 @@ class Line:
                 raise CallStopped(f"the call of {self.provider} was stopped between two tries")
         raise AssertionError
 
-    def bad(self, what: str) -> BadOutput:
+    def bad(self, what: str) -> BadExtraction:
         """An answer that came, was paid, and is of no use."""
         self._tally.add("kappa_provider_bad_answers", self.provider)
-        return BadOutput(f"{self.provider}/{self.model} {what}")
+        return BadExtraction(f"{self.provider}/{self.model} {what}")
 
     def _wait_after(self, fault: Fault, tried: int) -> float:
         """Seconds until the next try, or the error that says that there is none."""
@@ -122,7 +123,8 @@ class Line:
             # What it says here may show a part of the key.
             raise ProviderRefused(f"{name} does not accept the key{status}")
         if not trouble.passing:
-            raise ProviderRefused(f"{name} refused the request{status}: {self._safe(fault.said)}")
+            refused = f"{name} refused the request{status}: {self._safe(fault.said)}"
+            raise BadExtraction(refused) if trouble is Trouble.UNFIT else ProviderRefused(refused)
         self._circuit.check()
         asked = seconds_of(fault.retry_after, self._clock)
         wait = self._backoff.after(tried, asked, self._clock)

@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from kappa.graph.ingest.extraction import ProviderRefused
+from kappa.graph.ingest.providers.errors import ProviderRefused
 
 MILLION = Decimal(1_000_000)
 _DATED = re.compile(r"-(\d{8}|\d{4}-\d{2}-\d{2}|latest)$")

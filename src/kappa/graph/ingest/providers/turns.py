@@ -6,9 +6,9 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from kappa.graph.ingest.extraction import CallStopped
 from kappa.graph.ingest.providers.account import ShouldStop
 from kappa.graph.ingest.providers.clock import LOOK_EVERY, Clock
+from kappa.graph.ingest.providers.errors import CallStopped
 
 
 @dataclass(frozen=True, slots=True)

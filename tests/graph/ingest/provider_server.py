@@ -12,7 +12,9 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Self
 
-KEY = "sk-a-key-that-nobody-may-see-0123456789"
+KEY = "a-key-that-nobody-may-see-0123456789"
+MASKED = "sk-ab***6789"
+"""As OpenAI shows a key that it does not know."""
 KNOWLEDGE: dict[str, Any] = {
     "concepts": [
         {"label": "lease", "description": "a claim that ends", "search_terms": ["claim"]},
@@ -202,7 +204,7 @@ def error(path: str, code: int, message: str) -> dict[str, Any]:
 
 def openai_chat(asked: Asked, step: Said) -> tuple[int, dict[str, Any]]:
     if asked.headers.get("authorization") != f"Bearer {KEY}":
-        return 401, error(asked.path, 401, f"Incorrect API key provided: {KEY[:5]}***{KEY[-4:]}")
+        return 401, error(asked.path, 401, f"Incorrect API key provided: {MASKED}")
     form = asked.body.get("response_format")
     if form is not None and not (
         form["type"] == "json_schema"

@@ -29,19 +29,6 @@ class LogLevel(StrEnum):
     ERROR = "error"
 
 
-class ProviderName(StrEnum):
-    LOCAL = "local"
-    OPENAI = "openai"
-    ANTHROPIC = "anthropic"
-    OLLAMA = "ollama"
-
-
-class EmbeddingProviderName(StrEnum):
-    LOCAL = "local"
-    OPENAI = "openai"
-    OLLAMA = "ollama"
-
-
 class Settings(BaseSettings):
     """Where things are and how large they may get."""
 
@@ -107,12 +94,6 @@ class Settings(BaseSettings):
     handlers: str | None = Field(
         default=None,
         description="`package.module:engine_setup`, a function that declares handlers on the engine it gets",
-    )
-    provider: ProviderName = Field(
-        default=ProviderName.LOCAL, description="What finds concepts: `local`, `openai`, `anthropic` or `ollama`"
-    )
-    embedding_provider: EmbeddingProviderName = Field(
-        default=EmbeddingProviderName.LOCAL, description="What makes embeddings: `local`, `openai` or `ollama`"
     )
     embedding_dimensions: int | None = Field(
         default=None, ge=1, description="Numbers of a provider's embedding, where its model can be asked for fewer"

@@ -1,8 +1,8 @@
 """What people do to get documents into the graph: upload them, see what they will cost, submit them as jobs.
 
 An upload is a file that was read once, so what can't be read is refused before anybody waits for it. It is kept for a
-day, and for as long as a job needs it. What is submitted awaits approval, with its estimate, unless it is approved along
-the way.
+day, and for as long as a job needs it. What is submitted awaits approval, with its estimate, unless it is approved
+along the way.
 """
 
 from collections.abc import Sequence

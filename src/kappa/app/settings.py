@@ -78,6 +78,8 @@ class Settings(BaseSettings):
     graph_vectors_mb: int = Field(
         default=1024, ge=0, description="Megabytes that the graph's embeddings in memory may take; 0 keeps none"
     )
+    provider: str = Field(default="local", description="The provider that extracts where a request names none")
+    embedder: str = Field(default="local", description="The model that embeds; another one means to embed all anew")
     grace: float = Field(default=30, ge=0, description="Seconds that running jobs and requests get when a server stops")
     log_format: LogFormat = Field(default=LogFormat.TEXT, description="How the lines of the log look: `text` or `json`")
     log_level: LogLevel = Field(default=LogLevel.INFO, description="`debug`, `info`, `warning` or `error`")

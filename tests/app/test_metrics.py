@@ -646,7 +646,7 @@ def test_counts_are_the_same_after_a_way_through_a_file() -> None:
 def test_the_home_of_a_server_that_lives_is_not_cleaned_up(home: Path) -> None:
     other = home / "metrics" / "1"
     other.mkdir(parents=True)
-    with app_home.metrics_directory(home) as own:
+    with app_home.own_directory(home, "metrics") as own:
         assert own.is_dir()
         assert other.is_dir()
     assert not own.exists()

@@ -144,7 +144,7 @@ def _wants(report: Report) -> bool:
     if not (sys.stdin.isatty() and show.out.is_terminal):
         return False
     show.line(worded(report.estimate))
-    return typer.confirm(f"Approve job {report.job}?", prompt_suffix=" ", err=True)
+    return typer.confirm(f"Approve job {report.job}", err=True)
 
 
 def _tell(report: Report) -> None:

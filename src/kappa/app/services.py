@@ -113,6 +113,7 @@ async def open_services(settings: Settings, engine: Engine) -> AsyncGenerator[Se
         )
         metrics.show_fleet(fleet_app)
         metrics.show_graph(graph)
+        ingestions = Ingestions(client, graph, settings)
         try:
             yield Services(
                 settings=settings,
@@ -133,11 +134,12 @@ async def open_services(settings: Settings, engine: Engine) -> AsyncGenerator[Se
                 fleet=fleet_app,
                 fleet_workers=FleetWorkers(fleet),
                 graph=graph,
-                ingestions=Ingestions(),
+                ingestions=ingestions,
                 spool=spool,
                 metrics=metrics,
                 observers=(metrics.answered,) if traced is None else (metrics.answered, traced.answered),
             )
         finally:
             stop()
+            await run_sync(ingestions.close)
             await watchtower.close()

@@ -59,7 +59,7 @@ class Settings(BaseSettings):
     host: str = Field(default="127.0.0.1", description="The address that `kg up` listens on")
     port: int = Field(default=8420, ge=0, le=65535, description="The port that `kg up` listens on; 0 takes a free one")
     max_body: int = Field(default=1024 * 1024, ge=1024, description="Bytes that a request's body may have")
-    max_upload: int = Field(default=100_000_000, ge=1, description="Bytes that a document may have")
+    max_upload: int = Field(default=100_000_000, ge=1, le=100_000_000, description="Bytes that a document may have")
     session_hours: float = Field(default=12, gt=0, le=24 * 365, description="How long a sign-in lasts")
     threadpool_tokens: int = Field(
         default=200, ge=1, description="`THREADPOOL_TOKENS`: blocking calls of the server at once"
@@ -79,6 +79,8 @@ class Settings(BaseSettings):
     graph_vectors_mb: int = Field(
         default=1024, ge=0, description="Megabytes that the graph's embeddings in memory may take; 0 keeps none"
     )
+    provider: str = Field(default="local", description="The provider that extracts where a request names none")
+    embedder: str = Field(default="local", description="The model that embeds; another one means to embed all anew")
     grace: float = Field(default=30, ge=0, description="Seconds that running jobs and requests get when a server stops")
     log_format: LogFormat = Field(default=LogFormat.TEXT, description="How the lines of the log look: `text` or `json`")
     log_level: LogLevel = Field(default=LogLevel.INFO, description="`debug`, `info`, `warning` or `error`")

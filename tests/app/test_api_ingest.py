@@ -51,7 +51,7 @@ async def test_a_caller_who_goes_away_in_the_middle_leaves_nothing(
     await request.answer()
     assert request.status == 400
     assert spool(site) == []
-    assert connection.execute("SELECT count(*) FROM kappa.uploads").fetchone() == (0,)
+    assert connection.execute("SELECT count(*) FROM kappa_graph.uploads").fetchone() == (0,)
 
 
 async def test_an_upload_that_says_it_is_too_large_is_refused_unread(site: Site) -> None:

@@ -46,8 +46,8 @@ class UploadedView(OfIngestion):
 class DuplicateView(OfIngestion):
     upload: UUID
     name: str
-    document: UUID | None = Field(description="The document that has this content")
-    job: int | None = Field(description="Or the job that is about to bring it")
+    document: UUID | None = Field(default=None, description="The document that has this content")
+    job: int | None = Field(default=None, description="Or the job that is about to bring it")
 
 
 class Submit(Body):

@@ -12,7 +12,7 @@ import httpx2
 import typer
 
 from kappa.app import remote, settings
-from kappa.app.cli import documents, progress, show, tour
+from kappa.app.cli import documents, ingest_progress, progress, show, tour
 from kappa.app.cli.ingest import live_jobs, submit, worded
 from kappa.app.settings import LogLevel, Settings
 from kappa.engine import JobState
@@ -52,7 +52,9 @@ def demo(
     )
     guide = _Guide(own, keep=keep)
     serve.up(own, serve.Options(), show.say, guide.begin, any_port=True)
-    guide.end()
+    if not guide.end():
+        show.say("interrupted; `kg demo` goes on where it was")
+        raise typer.Exit(130)
     show.line(f"The server was stopped; its data stays in {own.home.expanduser()}.")
 
 
@@ -82,16 +84,16 @@ class _Guide(threading.Thread):
         if self._failure is not None or not self._keep:
             self._now.stop()
 
-    def end(self) -> None:
-        """What went wrong, if something did. Who stops the server in the middle of it has ended the demo as well."""
+    def end(self) -> bool:
+        """Whether all was shown; if not, the server was stopped in the middle of it. Raises what went wrong."""
         self.join(timeout=5)
         match self._failure:
-            case None if self._done:
-                return
-            case None | remote.ServerNotFound():
-                raise KeyboardInterrupt
+            case None:
+                return self._done
+            case remote.ServerNotFound():
+                return False
             case remote.ServerRefused() if self._failure.not_now:
-                raise KeyboardInterrupt
+                return False
             case _:
                 raise self._failure
 
@@ -99,7 +101,9 @@ class _Guide(threading.Thread):
         show.line(f"1. A PostgreSQL and a server of their own are up, after {self._passed():.1f} s.")
         with remote.open_server(self._settings) as server:
             self._ingest(server)
-            show.line("\n3. Three questions, and who says so.")
+            show.line(
+                "\n3. Three questions. Under each answer stand the sentences that it was read from, and their page."
+            )
             tour.ask(server, ONTOLOGY)
         home = self._settings.home.expanduser()
         show.line(f"\nAll of it took {self._passed():.0f} s.")
@@ -129,10 +133,11 @@ class _Guide(threading.Thread):
             show.line(f"2. Job {report.job} reads the pages: {worded(report.estimate)}.")
         else:
             show.line(f"2. Job {jobs[0]} was interrupted the last time, and goes on where it was.")
-        for job in progress.watch(self._settings, jobs, as_json=False, wait=0):
+        ended = progress.watch(self._settings, jobs, as_json=False, wait=0, teller=ingest_progress.teller)
+        for job in ended:
             if job.state is not JobState.SUCCEEDED:
                 raise DemoFailed(f"job {job.id} ended as {job.state}: {job.error_summary}")
-        show.line(f"   That took {time.monotonic() - begun:.1f} s.")
+        show.line(f"   It was put into the queue, claimed, run and settled within {time.monotonic() - begun:.1f} s.")
 
     def _passed(self) -> float:
         return time.monotonic() - self._begun

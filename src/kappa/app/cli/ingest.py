@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from kappa.app import remote, settings
 from kappa.app.api.ingest_schemas import UNNAMED, DuplicateView, EstimateView, SubmittedView, UploadedView
 from kappa.app.api.schemas import JobView
-from kappa.app.cli import documents, progress, show, tables
+from kappa.app.cli import documents, ingest_progress, progress, show, tables
 from kappa.app.cli.documents import STDIN, Missed, NothingToIngest
 from kappa.app.cli.jobs import WAIT
 from kappa.app.remote import Server, ServerRefused
@@ -88,8 +88,8 @@ def ingest(
         show.as_json(report)
     else:
         _tell(report)
-    ended = _watch(configured, jobs, as_json=as_json) if watch_it and jobs else []
-    if missed or any(job.state is not JobState.SUCCEEDED for job in ended):
+    whole = watch(configured, jobs, as_json=as_json) if watch_it and jobs else True
+    if missed or not whole:
         raise typer.Exit(1)
 
 
@@ -159,13 +159,19 @@ def _tell(report: Report) -> None:
         show.line(f"`kg job approve {report.job}` lets it begin, `kg job reject {report.job}` ends it")
 
 
-def _watch(configured: Settings, jobs: list[int], *, as_json: bool) -> list[JobView]:
+def watch(configured: Settings, jobs: list[int], *, as_json: bool) -> bool:
+    """Whether all of it got into the graph; what didn't has a line."""
     try:
-        return progress.watch(configured, jobs, as_json=as_json, wait=WAIT)
+        ended = progress.watch(configured, jobs, as_json=as_json, wait=WAIT, teller=ingest_progress.teller)
     except KeyboardInterrupt:
         for job in jobs:
             show.say(f"job {job} goes on: `kg job watch {job}` follows it, `kg job cancel {job}` ends it")
         raise
+    results = [ingest_progress.result(job) for job in ended]
+    errors = [error for result in results if result is not None for error in result.errors]
+    for error in errors:
+        show.err.print(f"kg: {show.printable(error)}", soft_wrap=True, markup=False)
+    return not errors and all(job.state is JobState.SUCCEEDED for job in ended)
 
 
 def _dry(uploads: list[UploadedView], missed: list[Missed], as_json: bool) -> None:

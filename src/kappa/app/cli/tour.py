@@ -22,11 +22,14 @@ from kappa.app.remote import Server, segment
 ABOUT = "deep sleep"
 START, GOAL = "physical exercise", "memory"
 CENTRE = "coffee"
+FAR = 10
+"""Hops, to all that is connected with it."""
 PLAIN = 0.7
 """Relations that a text says outright, and not "may", "some say" or in passing."""
 NOT = "NOT_"
 
-_DENIES = re.compile(r"\b(?:not|no|never|nor|neither|without)\b|n't\b", re.IGNORECASE)
+_DENIES = re.compile(r"\b(?:do|does|did|is|are)(?: not\b|n't\b)", re.IGNORECASE)
+"""Enough for the plain sentences of the corpus: the graph keeps quotes with concepts, and relations by their type."""
 
 
 def ask(server: Server, ontology: str) -> None:
@@ -54,18 +57,20 @@ class _Asking:
 
     def between(self) -> None:
         """How two concepts are connected that no document speaks of together."""
-        _question(f"How does {START} bear on {GOAL}? No page speaks of both.", f"kg path '{START}' {GOAL}")
+        _question(f"How does {START} bear on {GOAL}?", f"kg path '{START}' {GOAL}")
         body = {"start": START, "goal": GOAL, "direction": "out", "where": {**self._where, "min_confidence": PLAIN}}
         found = self._server.post("/query/path", PathsView, body)
         for path in found.items:
             _indented(drawings.chain(path), 2)
             for before, after in zip(path.concepts, path.concepts[1:], strict=False):
                 self._quote(self._shared(before, after)[:1])
+            if not self._pages(path.concepts[0]) & self._pages(path.concepts[-1]):
+                _indented(Text("No page speaks of both: this was put together from several."), 2)
 
     def disputed(self) -> None:
         """What some documents say and others deny."""
         _question("Where do the pages contradict each other?", f"kg related {CENTRE} --type CAUSES --type NOT_CAUSES")
-        drawn = self._subgraph(CENTRE, hops=3, min_confidence=PLAIN)
+        drawn = self._subgraph(CENTRE, hops=FAR, min_confidence=PLAIN)
         names = {item.concept.id: item.concept for item in drawn.concepts}
         types: defaultdict[tuple[UUID, UUID], set[str]] = defaultdict(set)
         for one in drawn.relations:
@@ -104,6 +109,9 @@ class _Asking:
         shared = [quote for quote in self._quotes(other) if (quote.document, quote.start) in places]
         return sorted(shared, key=lambda quote: (len(quote.quote), quote.document_name))
 
+    def _pages(self, concept: ConceptView) -> set[UUID]:
+        return {quote.document for quote in self._quotes(concept)}
+
     def _quotes(self, concept: ConceptView) -> list[EvidenceView]:
         if concept.id not in self._evidence:
             detail = self._server.get(f"/graph/concepts/{segment(str(concept.id))}", ConceptDetail, {"evidence": 1000})
@@ -117,4 +125,4 @@ def _question(text: str, command: str) -> None:
 
 
 def _indented(text: Text, by: int) -> None:
-    show.out.print(Padding(text, (0, 0, 0, by)))
+    show.out.print(Padding(text, (0, 0, 0, by), expand=False))

@@ -128,7 +128,7 @@ class Ingestions:
         if not name.strip():
             raise Refused("a file needs a name")
 
-        def take() -> tuple[Taken, bool]:
+        def take() -> "tuple[Taken, bool]":
             from kappa.graph.ingest import intake
             from kappa.graph.store import uploads
 

@@ -248,12 +248,14 @@ class AsyncClient:
         submitted_by: str | None = None,
         before: int | None = None,
         limit: int = 50,
+        connection: AsyncConnection[Row] | None = None,
     ) -> list[Job]:
         """Jobs, the newest first; `before` continues after the last id of a page."""
         op = jobs.list_jobs(
             states=states, kinds=kinds, lane=lane, submitted_by=submitted_by, before=before, limit=limit
         )
-        return await self._do(op)
+        async with self._session(connection) as session:
+            return await run_async(session, op)
 
     async def show_many(self, job_ids: Sequence[int]) -> list[Job]:
         """Those of the jobs that there are, by id, in one statement."""

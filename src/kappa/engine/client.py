@@ -240,12 +240,14 @@ class Client:
         submitted_by: str | None = None,
         before: int | None = None,
         limit: int = 50,
+        connection: Connection[Row] | None = None,
     ) -> list[Job]:
         """Jobs, the newest first; `before` continues after the last id of a page."""
         op = jobs.list_jobs(
             states=states, kinds=kinds, lane=lane, submitted_by=submitted_by, before=before, limit=limit
         )
-        return self._do(op)
+        with self._session(connection) as session:
+            return run(session, op)
 
     def show_many(self, job_ids: Sequence[int]) -> list[Job]:
         """Those of the jobs that there are, by id, in one statement."""

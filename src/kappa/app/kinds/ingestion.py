@@ -156,7 +156,7 @@ def _planned(ctx: JobContext, shop: Workshop, asked: Ingestion, upload: "Upload"
     except (ReadError, MissingExtra) as fault:
         raise JobFailed(str(fault), retry=False) from fault
     document = NewDocument(asked.name or upload.name, found.text, found.media_type, data)
-    return shop.pipeline.plan(asked.ontology, document, run)
+    return shop.pipeline.plan(asked.ontology, document, run, rule=models.chunk_rule(shop.settings))
 
 
 def _uploads(shop: Workshop, keys: list[UUID]) -> "list[Upload]":
@@ -202,6 +202,7 @@ def _many(ctx: JobContext, shop: Workshop, asked: Ingestion) -> IngestionResult:
     results: list[IngestionResult] = []
     with _watching(ctx, shop, asked.ontology, files), suppress(JobFailed):
         ctx.gather(*keys)
+    ctx.raise_if_cancelled()  # or else its children would only seem to have failed
     for file, key in zip(files, keys, strict=True):
         try:
             results.append(IngestionResult.model_validate(ctx.gather(key)[0]))

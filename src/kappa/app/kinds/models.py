@@ -6,8 +6,10 @@ from decimal import Decimal
 from typing import TYPE_CHECKING
 
 from kappa.app.settings import BadSetting, Settings
+from kappa.graph import BadQuestion
 
 if TYPE_CHECKING:
+    from kappa.graph.ingest.chunk import ChunkRule
     from kappa.graph.ingest.embedding import Embedder
     from kappa.graph.ingest.extraction import Extractor
 
@@ -54,3 +56,12 @@ def open_embedder(settings: Settings) -> "Embedder":
     if settings.embedder not in EMBEDDERS:
         raise BadSetting(f"KAPPA_EMBEDDER is {settings.embedder!r} (there are: {', '.join(sorted(EMBEDDERS))})")
     return EMBEDDERS[settings.embedder](settings)
+
+
+def chunk_rule(settings: Settings) -> "ChunkRule":
+    from kappa.graph.ingest.chunk import ChunkRule
+
+    try:
+        return ChunkRule(settings.chunk_target, settings.chunk_least, settings.chunk_most, settings.chunk_overlap)
+    except BadQuestion as error:
+        raise BadSetting(f"KAPPA_CHUNK_…: {error}") from None

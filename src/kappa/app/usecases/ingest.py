@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import UUID
 
+from psycopg import AsyncConnection
 from pydantic import ValidationError
 
 from kappa.app.errors import Conflict, NotFound, Refused
@@ -26,6 +27,7 @@ from kappa.app.usecases.graph import KnowledgeGraph
 from kappa.app.usecases.principal import Principal
 from kappa.engine import AsyncClient, Job, JobState
 from kappa.pg import queries
+from kappa.pg.queries import Row
 
 if TYPE_CHECKING:
     from kappa.graph import Graph
@@ -133,7 +135,7 @@ class Ingestions:
             from kappa.graph.store import uploads
 
             data = path.read_bytes()
-            taken = intake.take_in(data, name, who.name)
+            taken = intake.take_in(data, name, who.name, rule=models.chunk_rule(self._settings))
             with graph.transaction() as connection:
                 uploads.add(connection, taken.upload, data, intake.KEEP)
                 return taken, uploads.over(connection)
@@ -179,7 +181,7 @@ class Ingestions:
         async with self._client.transaction() as connection:
             # Who submits the same at the same time waits here, and then finds this job.
             await connection.execute(LOCK_SUBMISSIONS.sql, {"ontology": ontology})
-            duplicates = [] if force else await self._duplicates(ontology, files)
+            duplicates = [] if force else await self._duplicates(connection, ontology, files)
             left_out = {one.upload for one in duplicates}
             wanted = [file for file in files if file.key not in left_out]
             if not wanted:
@@ -235,8 +237,10 @@ class Ingestions:
                 raise NotFound(f"there is no upload {key}; uploads are kept for a day")
         return list({found[key].sha256: found[key] for key in dict.fromkeys(keys)}.values())
 
-    async def _duplicates(self, ontology: str, files: "list[Upload]") -> list[Duplicate]:
-        live = await self._live()
+    async def _duplicates(
+        self, connection: AsyncConnection[Row], ontology: str, files: "list[Upload]"
+    ) -> list[Duplicate]:
+        live = await self._live(connection)
         under_way = {key: job for job, asked in live if asked.ontology == ontology for key in asked.keys}
 
         def look(graph: "Graph") -> "tuple[dict[bytes, int], dict[bytes, tuple[UUID, int]]]":
@@ -256,12 +260,13 @@ class Ingestions:
                 found.append(Duplicate(file.key, file.name, document, None))
         return found
 
-    async def _live(self) -> list[tuple[int, Ingestion]]:
+    async def _live(self, connection: AsyncConnection[Row] | None = None) -> list[tuple[int, Ingestion]]:
         """All jobs that bring documents and are not over, the newest first: a parent comes after its children."""
         found: list[Job] = []
         while page := await self._client.list_jobs(
-            states=LIVE, kinds=(INGESTION, INGEST_IMAGE), before=found[-1].id if found else None, limit=PAGE
-        ):
+            states=LIVE, kinds=(INGESTION, INGEST_IMAGE), before=found[-1].id if found else None, limit=PAGE,
+            connection=connection,
+        ):  # fmt: skip
             found += page
         return [(job.id, asked) for job in found if (asked := _asked(job)) is not None]
 

@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 import numpy as np
-import psycopg
 from psycopg import Connection
 from psycopg.adapt import Dumper
 from psycopg.pq import Format
@@ -50,9 +49,6 @@ class _RealsDumper(Dumper):
 
     def dump(self, obj: Reals) -> bytes:
         return obj.data
-
-
-psycopg.adapters.register_dumper(Reals, _RealsDumper)
 
 
 class Embedded(NamedTuple):
@@ -113,6 +109,8 @@ def put_sources(
 
 def _put(connection: Connection[Row], query: Query, kind: Kind, params: dict[str, Any], vectors: Floats) -> None:
     if params["keys"]:
+        # Here, for a connection knows only what it was told of before it was made.
+        connection.adapters.register_dumper(Reals, _RealsDumper)
         connection.execute(query.sql, {**params, **kind._asdict(), "flat": Reals(vectors)})
 
 

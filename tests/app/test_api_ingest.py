@@ -1,14 +1,18 @@
 """Documents over HTTP: uploads that stream, are refused, or break off; and what is submitted."""
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import psycopg
 import pytest
 
 from kappa.app.api.ingest_schemas import UPLOADS
-from tests.app.conftest import Site
+from kappa.app.permissions import ROLES
+from kappa.engine.testing import drain
+from tests.app.conftest import KAPPA, Site
 from tests.app.patience import becomes
 from tests.app.remote import Request
 
@@ -52,6 +56,49 @@ async def test_a_caller_who_goes_away_in_the_middle_leaves_nothing(
     assert request.status == 400
     assert spool(site) == []
     assert connection.execute("SELECT count(*) FROM kappa_graph.uploads").fetchone() == (0,)
+
+
+async def test_an_upload_larger_than_any_other_body_is_read_and_answered(site: Site) -> None:
+    client = await site.client("contributor")
+    text = b"Otters eat fish.\n\n" * 100_000
+    assert len(text) > site.services.settings.max_body
+    answer = await client.post(UPLOADS, params={"name": "otters.md"}, content=text)
+    assert answer.status_code == 201, answer.text
+    said = answer.json()
+    assert (said["name"], said["size"], said["media_type"]) == ("otters.md", len(text), "text/markdown")
+    assert said["sha256"] == hashlib.sha256(text).hexdigest()
+    assert said["estimate"]["documents"] == 1
+    assert said["estimate"]["words"] >= 300_000  # chunks overlap
+    assert said["estimate"]["chunks"] >= 200
+    assert float(said["estimate"]["price"]) == 0
+    assert spool(site) == []
+    again = await client.post(UPLOADS, params={"name": "otters.md"}, content=text)
+    assert again.json()["key"] == said["key"]
+
+
+@pytest.mark.parametrize(
+    ("content", "code"),
+    [
+        (b"", "empty_document"),
+        (b" \n\t\n", "empty_document"),
+        (b"%PDF-1.7 and no more", "broken_document"),
+        (b"\x7fELF\x02\x01\x01" + bytes(64), "unknown_format"),
+    ],
+)
+async def test_a_document_that_cant_be_read_is_refused_with_its_reason(site: Site, content: bytes, code: str) -> None:
+    client = await site.client("contributor")
+    answer = await client.post(UPLOADS, params={"name": "a.bin"}, content=content)
+    assert (answer.status_code, answer.json()["code"]) == (422, code)
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert "\n" not in answer.json()["detail"]
+    assert spool(site) == []
+
+
+async def test_an_upload_without_a_name_is_refused(site: Site) -> None:
+    client = await site.client("contributor")
+    for params in ({}, {"name": ""}, {"name": "a\0b"}, {"name": "a" * 501}):
+        answer = await client.post(UPLOADS, params=params, content=b"Otters eat fish.")
+        assert (answer.status_code, answer.json()["code"]) == (422, "not_understood")
 
 
 async def test_an_upload_that_says_it_is_too_large_is_refused_unread(site: Site) -> None:
@@ -98,3 +145,60 @@ async def test_a_submission_that_makes_no_sense_is_refused(site: Site, body: dic
     client = await site.client("contributor")
     answer = await client.post("/ingest", json=body)
     assert (answer.status_code, answer.json()["code"]) == (422, "not_understood")
+
+
+async def test_uploads_are_submitted_as_one_job_and_their_concepts_found(site: Site) -> None:
+    client = await site.client("curator")
+    keys = [
+        (await client.post(UPLOADS, params={"name": name}, content=text.encode())).json()["key"]
+        for name, text in {"otters.txt": "Otters eat fish.", "herons.md": "Herons eat *fish*."}.items()
+    ]
+    body = {"ontology": "zoology", "uploads": keys, "auto_approve": True, "priority": 7}
+    answer = await client.post("/ingest", json=body)
+    assert answer.status_code == 201, answer.text
+    made = answer.json()
+    assert answer.headers["location"] == f"/jobs/{made['job']}"
+    assert (made["state"], made["estimate"]["documents"], made["duplicates"]) == ("queued", 2, [])
+    await drain(site.engine)
+    job = (await client.get(f"/jobs/{made['job']}")).json()
+    assert (job["state"], job["submitted_by"], job["priority"]) == ("succeeded", "curator", 7)
+    assert (job["approved_by"], job["result"]["documents"]) == ("curator", 2)
+    shown = (await client.get("/graph/concepts/fish", params={"ontology": "zoology"})).json()
+    assert {one["document_name"] for one in shown["evidence"]} == {"otters.txt", "herons.md"}
+
+
+async def test_a_small_text_needs_no_upload_and_the_same_again_is_refused(site: Site) -> None:
+    client = await site.client("contributor")
+    body = {"ontology": "zoology", "text": "Whales eat krill.", "name": "whales.txt"}
+    first = await client.post("/ingest", json=body)
+    assert (first.status_code, first.json()["state"]) == (201, "awaiting_approval")
+    assert spool(site) == []
+    again = await client.post("/ingest", json={**body, "name": "others.txt"})
+    said = again.json()
+    assert (again.status_code, said["code"]) == (409, "already_there")
+    assert [(one["name"], one["job"]) for one in said["duplicates"]] == [("others.txt", first.json()["job"])]
+    assert said["detail"].startswith(f"others.txt is there already: job {first.json()['job']} has the same content")
+    elsewhere = await client.post("/ingest", json={**body, "ontology": "oceans"})
+    assert elsewhere.status_code == 201
+    forced = await client.post("/ingest", json={**body, "force": True})
+    assert forced.status_code == 201
+
+
+async def test_what_a_submission_may_not(site: Site) -> None:
+    client = await site.client("contributor")
+    body = {"ontology": "zoology", "text": "Whales eat krill."}
+    approving = await client.post("/ingest", json={**body, "auto_approve": True})
+    assert (approving.status_code, "jobs:approve" in approving.json()["detail"]) == (403, True)
+    unknown = await client.post("/ingest", json={"ontology": "zoology", "uploads": [str(UUID(int=1))]})
+    assert (unknown.status_code, unknown.json()["code"]) == (404, "not_found")
+    provider = await client.post("/ingest", json={**body, "provider": "nobody"})
+    assert (provider.status_code, provider.json()["code"]) == (422, "refused")
+    assert (await client.get("/jobs")).json()["items"] == []
+    theirs = (await client.post(UPLOADS, params={"name": "a.txt"}, content=b"Otters eat fish.")).json()["key"]
+    scoped = await site.services.credentials.make_token(
+        KAPPA, "feeds", user="contributor", user_permissions=frozenset(map(str, ROLES["contributor"])),
+        scopes=["graph:ingest"],
+    )  # fmt: skip
+    feeder = await site.client(token=scoped.secret)
+    assert (await feeder.post("/ingest", json={"ontology": "zoology", "uploads": [theirs]})).status_code == 201
+    assert (await feeder.post("/jobs", json={"kind": "self_test"})).status_code == 403

@@ -73,6 +73,6 @@ class Submit(Body):
 
 class SubmittedView(OfIngestion):
     job: int
-    state: JobState = Field(description="`awaiting_approval`, or `queued`")
+    state: JobState = Field(description="`awaiting_approval`; or `queued`, and further if it was quick")
     estimate: EstimateView = Field(description="Of all that was not left out")
     duplicates: list[DuplicateView] = Field(description="What was left out: its content is there, or on its way")

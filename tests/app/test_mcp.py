@@ -180,7 +180,7 @@ async def test_an_agent_asks_the_graph(shared: Up, way: str) -> None:
 
 @pytest.mark.parametrize("way", ["stdio", "http legacy"])
 async def test_an_agent_reads_a_text_into_the_graph(shared: Up, way: str) -> None:
-    place, text = f"agent {way}", "Beavers build dams. Dams slow rivers."
+    place, text = f"agent {way}", "Beavers build dams. A dam contains water."
     async with agent(shared, way) as client:
         made = await call(client, "ingest", ontology=place, text=text, name="beavers.md")
         assert (made["state"], made["estimate"]["documents"], made["duplicates"]) == ("awaiting_approval", 1, [])
@@ -189,7 +189,7 @@ async def test_an_agent_reads_a_text_into_the_graph(shared: Up, way: str) -> Non
         assert (job["state"], job["submitted_by"]) == ("succeeded", "operator")
         shown = await call(client, "concept", concept="dam", ontology=place)
         assert {(one["quote"], one["document_name"]) for one in shown["evidence"]} == {
-            ("Beavers build dams.", "beavers.md"), ("Dams slow rivers.", "beavers.md"),
+            ("Beavers build dams.", "beavers.md"), ("A dam contains water.", "beavers.md"),
         }  # fmt: skip
         again = await refusal(client, "ingest", ontology=place, text=text, name="again.md")
         assert again.startswith("again.md is there already: document ")

@@ -185,10 +185,11 @@ class AsyncClient:
     async def cancel(
         self, job_id: int, reason: str = "cancelled", *, connection: AsyncConnection[Row] | None = None
     ) -> JobState:
-        """Cancel a job. One that runs is told to stop and stays `running` until it did, and so are its children."""
+        """Cancel a job, and its children. One that runs is told to stop and stays `running` until it did."""
         async with self._session(connection) as session:
             for _ in range(5):
                 if await run_async(session, jobs.cancel_before_start(job_id, BEFORE_START, reason)):
+                    await self._cancel_children(session, job_id)
                     return JobState.CANCELLED
                 if await run_async(session, jobs.request_cancel(job_id, reason)):
                     await self._cancel_children(session, job_id)

@@ -179,10 +179,11 @@ class Client:
                 self._refuse(session, job_id, "cancelled by a rejection")
 
     def cancel(self, job_id: int, reason: str = "cancelled", *, connection: Connection[Row] | None = None) -> JobState:
-        """Cancel a job. One that runs is told to stop and stays `running` until it did, and so are its children."""
+        """Cancel a job, and its children. One that runs is told to stop and stays `running` until it did."""
         with self._session(connection) as session:
             for _ in range(5):
                 if run(session, jobs.cancel_before_start(job_id, BEFORE_START, reason)):
+                    self._cancel_children(session, job_id)
                     return JobState.CANCELLED
                 if run(session, jobs.request_cancel(job_id, reason)):
                     self._cancel_children(session, job_id)

@@ -6,7 +6,7 @@ from decimal import Decimal
 import pytest
 
 from kappa.graph.ingest.chunk import ChunkRule
-from kappa.graph.ingest.intake import Estimate, estimate, take_in
+from kappa.graph.ingest.intake import Estimate, check_size, estimate, take_in
 from kappa.graph.ingest.read import DocumentTooLarge, EmptyDocument, Limits, read, survey
 from tests.graph.ingest import made
 
@@ -47,6 +47,12 @@ def test_what_ocr_may_not_read_is_refused_when_it_comes_in() -> None:
         survey(made.picture(["Otter"]), "otter.png", Limits(ocr_pages=0))
     with pytest.raises(DocumentTooLarge, match="points"):
         survey(made.picture(["Otter"]), "otter.png", Limits(pixels=1000))
+
+
+def test_a_huge_file_is_refused_before_it_is_in_memory() -> None:
+    check_size(100, "fits.txt", Limits(bytes=100))
+    with pytest.raises(DocumentTooLarge, match=r"huge\.txt: it has 101 bytes, and at most 100 are read"):
+        check_size(101, "huge.txt", Limits(bytes=100))
 
 
 def test_markdown_that_keeps_its_marks_is_told_of() -> None:

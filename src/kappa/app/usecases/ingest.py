@@ -134,6 +134,7 @@ class Ingestions:
             from kappa.graph.ingest import intake
             from kappa.graph.store import uploads
 
+            intake.check_size(path.stat().st_size, name)
             data = path.read_bytes()
             taken = intake.take_in(data, name, who.name, rule=models.chunk_rule(self._settings))
             with graph.transaction() as connection:

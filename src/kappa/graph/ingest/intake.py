@@ -11,7 +11,7 @@ from decimal import Decimal
 
 from kappa.graph.identity import content_hash, upload_key
 from kappa.graph.ingest.chunk import ChunkRule, chunk
-from kappa.graph.ingest.read import Limits, survey
+from kappa.graph.ingest.read import DocumentTooLarge, Limits, survey
 from kappa.graph.store.uploads import Upload
 
 KEEP = timedelta(days=1)
@@ -50,6 +50,13 @@ class Estimate:
     embeddings: int = 0
     ocr_pages: int = 0
     price: Decimal | None = None
+
+
+def check_size(size: int, name: str, limits: Limits | None = None) -> None:
+    """Refuse a file that is too large before it is in memory."""
+    most = (limits or Limits()).bytes
+    if size > most:
+        raise DocumentTooLarge(f"{name}: it has {size:,} bytes, and at most {most:,} are read")
 
 
 def take_in(

@@ -58,7 +58,7 @@ def test_files_directories_and_standard_input_become_one_job(kg: Person, notes: 
     assert done.returncode == 0, done.stderr
     first, *rest = done.stdout.splitlines()
     assert re.match(r"job \d+ is (queued|running): 3 documents, 3 chunks", first)
-    assert " succeeded " in rest[-1]
+    assert re.fullmatch(r"job \d+ succeeded: 3 documents, 3 chunks: \d+ new concepts, .* quotes", rest[-1])
     assert "\x1b" not in done.stdout
     assert set(evidence(kg, "fish", "one job")) == {"notes/otters.txt", "notes/birds/herons.md"}
     assert evidence(kg, "krill", "one job") == {"whales.txt": WHALES}

@@ -2,8 +2,11 @@
 
 import hashlib
 import json
+import socket
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 from uuid import UUID
 
 import psycopg
@@ -12,9 +15,10 @@ import pytest
 from kappa.app.api.ingest_schemas import UPLOADS
 from kappa.app.permissions import ROLES
 from kappa.engine.testing import drain
-from tests.app.conftest import KAPPA, Site
+from tests.app.conftest import KAPPA, Site, Up
 from tests.app.patience import becomes
 from tests.app.remote import Request
+from tests.ground import PATIENCE, eventually
 
 MB = 1_000_000
 
@@ -202,3 +206,41 @@ async def test_what_a_submission_may_not(site: Site) -> None:
     feeder = await site.client(token=scoped.secret)
     assert (await feeder.post("/ingest", json={"ontology": "zoology", "uploads": [theirs]})).status_code == 201
     assert (await feeder.post("/jobs", json={"kind": "self_test"})).status_code == 403
+
+
+def begin_upload(up: Up) -> socket.socket:
+    """An upload of which a megabyte has come, and most never will."""
+    address = urlsplit(up.url)
+    connection = socket.create_connection((str(address.hostname), int(address.port or 0)), timeout=PATIENCE)
+    head = (
+        f"POST {UPLOADS}?name=a.txt HTTP/1.1\r\nHost: kappa\r\nAuthorization: Bearer {up.token}\r\n"
+        f"Content-Type: application/octet-stream\r\nContent-Length: {50 * MB}\r\n\r\n"
+    )
+    connection.sendall(head.encode() + b"a" * MB)
+    eventually(lambda: any(path.stat().st_size for path in spooled(up)), what="the upload is under way")
+    return connection
+
+
+def spooled(up: Up) -> list[Path]:
+    return [path for path in (up.home / "spool").glob("*/*") if path.is_file()]
+
+
+def test_a_connection_that_breaks_in_the_middle_leaves_nothing(
+    up: Up, connection: psycopg.Connection[tuple[Any, ...]]
+) -> None:
+    begin_upload(up).close()
+    eventually(lambda: not spooled(up), what="the spool is empty")
+    assert connection.execute("SELECT count(*) FROM kappa_graph.uploads").fetchone() == (0,)
+    with up.client() as client:
+        assert client.post(UPLOADS, params={"name": "a.txt"}, content=b"Otters eat fish.").status_code == 201
+    assert up.stop() == 0
+    assert "Traceback" not in up.said
+
+
+def test_what_a_killed_server_had_begun_to_take_is_swept_by_the_next(start_up: Callable[..., Up]) -> None:
+    first = start_up()
+    with begin_upload(first):
+        first.kill()
+        assert spooled(first)
+        second = start_up()
+        assert spooled(second) == []

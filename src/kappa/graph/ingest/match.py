@@ -5,16 +5,19 @@ Likeness alone can't tell: to a model "type 1 diabetes" and "type 2 diabetes" ar
 can be merged later, one that swallowed another can't be parted.
 """
 
-import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Generic, Literal, TypeVar
 
 from kappa.graph.identity import normal
 from kappa.graph.ingest.embedding import Thresholds
 
 K = TypeVar("K")
+
+REMEMBERED = 1 << 14
+"""Labels whose words are remembered: a label is compared with many."""
 
 Why = Literal["label", "stem", "contains", "similar", "new"]
 
@@ -44,27 +47,29 @@ def decide(label: str, candidates: Iterable[Candidate[K]], thresholds: Threshold
         if normal(candidate.label) == wanted:
             return Decision(candidate, "label")
     for candidate in ordered:
-        why, least = _bar(label, candidate.label, thresholds)
-        if candidate.similarity >= least:
+        if why := _why(label, candidate, thresholds):
             return Decision(candidate, why)
     return Decision(None, "new")
 
 
-def _bar(one: str, other: str, thresholds: Thresholds) -> tuple[Why, float]:
-    """How like two labels must be to be the same, by how their words differ."""
-    if told_apart(one, other):
-        return "new", math.inf
+def _why(label: str, candidate: Candidate[K], thresholds: Thresholds) -> Why | None:
+    """Why a label is the same as a candidate, by how their words differ and how like they are; None if it is not."""
+    one, other = label, candidate.label
     words, others = _stems(one), _stems(other)
+    why: Why
     if words == others:
-        return "stem", thresholds.stem
-    if _contains(words, others) or _contains(others, words):
+        why, least = "stem", thresholds.stem
+    elif _contains(words, others) or _contains(others, words):
         # A name stays itself with a word beside it ("Redis", "Redis server"); a common noun becomes a kind of it or
         # something else ("virus", "computer virus"; "lease", "lease token").
         short = min(one, other, key=lambda label: len(_stems(label)))
         if len(_stems(short)) == 1 and not _is_name(short, one, other):
-            return "new", math.inf
-        return "contains", thresholds.contains
-    return "similar", thresholds.same
+            return None
+        why, least = "contains", thresholds.contains
+    else:
+        why, least = "similar", thresholds.same
+    # Last, for it costs most.
+    return why if candidate.similarity >= least and not told_apart(one, other) else None
 
 
 def _is_name(word: str, *labels: str) -> bool:
@@ -183,13 +188,15 @@ _NUMERALS = {
 _WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)?")
 
 
-def _words(label: str) -> list[str]:
-    return [word.removesuffix("'s") for word in _WORD.findall(normal(label).replace("’", "'"))]
+@lru_cache(REMEMBERED)
+def _words(label: str) -> tuple[str, ...]:
+    return tuple(word.removesuffix("'s") for word in _WORD.findall(normal(label).replace("’", "'")))
 
 
 _SMALL = {"the", "a", "an"}
 
 
+@lru_cache(REMEMBERED)
 def _stems(label: str) -> tuple[str, ...]:
     return tuple(stem(word) for word in _words(label) if word not in _SMALL)
 

@@ -14,7 +14,7 @@ from kappa.graph.identity import concept_key, normal
 from kappa.graph.ingest.embedding import Thresholds
 from kappa.graph.ingest.extraction import Checked, FoundConcept, FoundRelation
 from kappa.graph.ingest.match import Candidate, decide, decide_type, type_text
-from kappa.graph.ingest.near import NearConcepts, NearTypes, likeness
+from kappa.graph.ingest.near import SLACK, NearConcepts, NearTypes, likeness
 from kappa.graph.model import NewConcept, NewInstance, NewLink
 from kappa.graph.store.vectors import Floats
 
@@ -50,13 +50,17 @@ def weave_concepts(
     """
     woven = Woven()
     called: dict[str, str] = {}
-    unsure = [one for one in found if concept_key(ontology, one.label) not in there]
+    keys = {one.label: concept_key(ontology, one.label) for one in found}
+    unsure = [one.label for one in found if keys[one.label] not in there]
     least = min(thresholds.same, thresholds.contains, thresholds.stem)
-    looked_up = near.like(np.stack([vectors[one.label] for one in unsure]), least) if unsure else []
-    candidates = {one.label: some for one, some in zip(unsure, looked_up, strict=True)}
-    brought: list[tuple[UUID, str, Floats]] = []
+    rows = np.stack([vectors[label] for label in unsure]) if unsure else np.empty((0, 1), np.float32)
+    candidates = dict(zip(unsure, near.like(rows, least), strict=True))
+    # Roughly how like the chunk's own labels are; only where that is near enough is it looked at closely.
+    among_them = rows @ rows.T
+    places = {label: place for place, label in enumerate(unsure)}
+    brought: list[str] = []
     for one in found:
-        key = concept_key(ontology, one.label)
+        key = keys[one.label]
         if (vector := vectors.get(one.label)) is not None:
             woven.vectors[key] = vector
         if key in there:
@@ -64,13 +68,16 @@ def weave_concepts(
             woven.concepts.append(NewConcept(one.label, one.description, one.search_terms))
             continue
         assert vector is not None
+        rough = among_them[places[one.label]]
         among = candidates[one.label] + [
-            Candidate(other, label, likeness(vector, theirs)) for other, label, theirs in brought
+            Candidate(keys[other], other, likeness(vector, vectors[other]))
+            for other in brought
+            if rough[places[other]] >= least - SLACK
         ]
         same = decide(one.label, among, thresholds).same
         if same is None:
             called[one.label] = one.label
-            brought.append((key, one.label, vector))
+            brought.append(one.label)
             woven.concepts.append(NewConcept(one.label, one.description, one.search_terms))
             continue
         del woven.vectors[key]

@@ -24,8 +24,8 @@ $(READY): $(LOCK) pyproject.toml
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@
 
-demo: $(READY) ## start the embedded server, look around, run a job to its end, stop
-	@$(BIN)/kg demo
+demo: $(READY) ## read twelve pages into a graph, ask it three questions, stop; KEEP=1 leaves the server up
+	@$(BIN)/kg demo $(if $(KEEP),--keep)
 
 test: check ## every check and every test
 	$(BIN)/pytest --numprocesses=2 --dist=loadfile $(ARGS)

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import Mapping
 from typing import Any, Self
 from urllib.parse import unquote
 
@@ -13,12 +14,23 @@ from tests.app.conftest import Site
 class Request:
     """One request under way."""
 
-    def __init__(self, site: Site, method: str, path: str, token: str | None, *, query: str = "") -> None:
-        headers = [] if token is None else [(b"authorization", f"Bearer {token}".encode())]
+    def __init__(
+        self,
+        site: Site,
+        method: str,
+        path: str,
+        token: str | None,
+        *,
+        query: str = "",
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        said = [(name.encode(), value.encode()) for name, value in (headers or {}).items()]
+        if token is not None:
+            said.append((b"authorization", f"Bearer {token}".encode()))
         self._scope: dict[str, Any] = {
             "type": "http", "asgi": {"version": "3.0", "spec_version": "2.3"}, "http_version": "1.1", "method": method,
             "scheme": "http", "path": unquote(path), "raw_path": path.encode(), "query_string": query.encode(),
-            "root_path": "", "client": ("127.0.0.1", 1), "server": ("kappa.test", 80), "headers": headers,
+            "root_path": "", "client": ("127.0.0.1", 1), "server": ("kappa.test", 80), "headers": said,
         }  # fmt: skip
         self._app = site.app
         self._incoming: asyncio.Queue[Message] = asyncio.Queue()

@@ -250,13 +250,17 @@ def test_every_operation_answers_as_documented(live: Live, operation: APIOperati
             *("POST", "/graph/relations", {}),
             {"ontology": "checks", "relations": [{"from": "spare", "to": "checks", "type": "self_test"}]},
         ),
+        ("POST", "/ingest/uploads", {"name": "a.txt"}, b"Otters eat fish."),
+        ("POST", "/ingest", {}, {"ontology": "checks", "text": "Otters eat fish.", "name": "a.txt"}),
     ],
 )
 def test_what_dice_may_miss_answers_as_documented(
     live: Live, method: str, path: str, values: dict[str, Any], body: Any
 ) -> None:
-    given = {} if body is None else {"body": body, "media_type": "application/json"}
-    case = schema[path][method].Case(path_parameters=values, **given)
+    kind = "application/octet-stream" if isinstance(body, bytes) else "application/json"
+    given = {} if body is None else {"body": body, "media_type": kind}
+    where = "path_parameters" if "{" in path else "query"
+    case = schema[path][method].Case(**{where: values}, **given)
     response = case.call(**live.call)
     live.judge(case, response)
     assert response.status_code < 300, response.text

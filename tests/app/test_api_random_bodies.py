@@ -219,6 +219,8 @@ class Caller:
         status, said = await self.send(name, *request)
         if status == 201 and (name == "POST /jobs" or name.endswith("/retry")):
             self.acknowledged.append(json.loads(said)["id"])
+        elif status == 201 and name == "POST /ingest":
+            self.acknowledged.append(json.loads(said)["job"])
         elif status == 201 and name.endswith("/runs"):
             self.acknowledged.append(json.loads(said)["job_id"])
 

@@ -112,14 +112,6 @@ def test_doctor_says_when_the_pools_are_larger_than_the_server(home: Path) -> No
     assert "may open 520 connections" in found["connections"]["follows"]
 
 
-def test_the_demo_runs_to_its_end_and_leaves_nothing_running(home: Path) -> None:
-    done = kg("demo", home=home)
-    assert done.returncode == 0, done.stderr
-    assert "run and settled: succeeded" in done.stdout
-    assert "the server was stopped" in done.stdout
-    assert kg("db", "status", home=home / "demo").returncode == 3
-
-
 @pytest.mark.parametrize(
     ("env", "line"),
     [
@@ -161,7 +153,7 @@ def test_every_command_has_a_help_text() -> None:
 
 def test_every_command_that_speaks_to_a_server_shows_an_example_and_speaks_json() -> None:
     groups = ("kg job ", "kg admin ", "kg user ", "kg role ", "kg token ", "kg concept ")
-    graph = ("kg search", "kg related", "kg path", "kg polarity")
+    graph = ("kg search", "kg related", "kg path", "kg polarity", "kg ingest")
     spoken = {path: command for path, command in commands() if path.startswith(groups) or path in graph}
     assert len(spoken) > 25
     assert [path for path, command in spoken.items() if f"Example: {path}" not in command.help.replace("$(", "")] == [

@@ -20,6 +20,7 @@ from fastapi.routing import APIRoute
 from starlette.types import ASGIApp
 
 from kappa.app.api import application
+from kappa.app.api.ingest_schemas import UPLOADS
 from kappa.app.api.middleware import RequestId
 from tests.app import worlds
 from tests.app.conftest import Site
@@ -168,6 +169,20 @@ class Everything:
         for question, body in worlds.QUESTIONS.items():
             await self.ask("POST", f"/query/{question}", 200, body)
 
+    async def documents(self, number: int) -> None:
+        """One in a stream, that is more than a piece and takes a while to read, and one in a request."""
+        text = f"Otter {number} eats fish.\n\n".encode() * 20_000
+        sent = await self.client.post(UPLOADS, params={"name": "otters.txt"}, content=_pieces(text))
+        assert sent.status_code == 201, sent.text
+        self.asked.add(("POST", UPLOADS))
+        await self.ask("POST", "/ingest", 201, {"ontology": f"place {number}", "uploads": [sent.json()["key"]]})
+        await self.ask("POST", "/ingest", 201, {"ontology": f"place {number}", "text": "Whales eat krill."})
+
+
+async def _pieces(content: bytes) -> AsyncGenerator[bytes]:
+    for start in range(0, len(content), 1 << 16):
+        yield content[start : start + (1 << 16)]
+
 
 def _routes() -> set[tuple[str, str]]:
     routes = [route for group in application.GROUPS for route in group.router.routes]
@@ -182,11 +197,13 @@ async def test_no_route_keeps_the_loop(site: Site, monkeypatch: pytest.MonkeyPat
         await everything.people(0)
         await everything.tools(0)
         await everything.graph()
+        await everything.documents(0)
         # And with much to do: more than there are connections, and more passwords than are hashed at once.
         await asyncio.gather(*(everything.read() for _ in range(AT_ONCE)))
         await asyncio.gather(*(everything.change(number) for number in range(1, 9)))
         await asyncio.gather(*(everything.people(number) for number in range(1, 5)))
         await asyncio.gather(*(everything.graph() for _ in range(AT_ONCE)))
+        await asyncio.gather(*(everything.documents(number) for number in range(1, 9)))
     assert not watch.faults, "\n".join(watch.faults)
     assert watch.callbacks > 1000
     assert everything.asked == _routes(), everything.asked ^ _routes()

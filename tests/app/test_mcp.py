@@ -28,7 +28,7 @@ STATUS = "kappa://workers/status"
 TOOLS = {
     *("enqueue_job", "list_jobs", "show_job", "wait_for_job", "approve_job", "reject_job", "cancel_job"),
     *("retry_job", "prioritise_job"),
-    *("search", "concept", "related", "path", "polarity"),
+    *("search", "concept", "related", "path", "polarity", "ingest"),
 }
 
 
@@ -176,6 +176,36 @@ async def test_an_agent_asks_the_graph(shared: Up, way: str) -> None:
 
         assert await refusal(client, "related", concept="Yeti") == "there is no concept 'Yeti'"
         assert (await refusal(client, "related", concept="Otter", max_hops=21)).startswith("max_hops: ")
+
+
+@pytest.mark.parametrize("way", ["stdio", "http legacy"])
+async def test_an_agent_reads_a_text_into_the_graph(shared: Up, way: str) -> None:
+    place, text = f"agent {way}", "Beavers build dams. A dam contains water."
+    async with agent(shared, way) as client:
+        made = await call(client, "ingest", ontology=place, text=text, name="beavers.md")
+        assert (made["state"], made["estimate"]["documents"], made["duplicates"]) == ("awaiting_approval", 1, [])
+        await call(client, "approve_job", job_id=made["job"])
+        job = await call(client, "wait_for_job", job_id=made["job"])
+        assert (job["state"], job["submitted_by"]) == ("succeeded", "operator")
+        shown = await call(client, "concept", concept="dam", ontology=place)
+        assert {(one["quote"], one["document_name"]) for one in shown["evidence"]} == {
+            ("Beavers build dams.", "beavers.md"), ("A dam contains water.", "beavers.md"),
+        }  # fmt: skip
+        again = await refusal(client, "ingest", ontology=place, text=text, name="again.md")
+        assert again.startswith("again.md is there already: document ")
+        with shared.client() as operator:
+            sent = operator.post("/ingest/uploads", params={"name": "otters.txt"}, content=b"Otters eat fish.")
+        by_key = await call(
+            client, "ingest", ontology=place, uploads=[sent.raise_for_status().json()["key"]], auto_approve=True
+        )
+        assert (await call(client, "wait_for_job", job_id=by_key["job"]))["state"] == "succeeded"
+
+        assert "either uploads or text" in await refusal(client, "ingest", ontology=place)
+        assert (await refusal(client, "ingest", ontology=place, text="a" * 200_001)).startswith("text: ")
+    reader = token_for(shared, "read_only", ["graph:read", "account:use"]) if way == "stdio" else None
+    if reader is not None:
+        async with agent(shared, way, reader) as client:
+            assert "graph:ingest" in await refusal(client, "ingest", ontology=place, text="Frogs eat flies.")
 
 
 async def test_an_error_is_one_clear_line(shared: Up) -> None:

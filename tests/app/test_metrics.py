@@ -697,7 +697,7 @@ async def test_a_worker_process_shares_what_it_asked_of_providers(tmp_path: Path
 def test_the_home_of_a_server_that_lives_is_not_cleaned_up(home: Path) -> None:
     other = home / "metrics" / "1"
     other.mkdir(parents=True)
-    with app_home.metrics_directory(home) as own:
+    with app_home.own_directory(home, "metrics") as own:
         assert own.is_dir()
         assert other.is_dir()
     assert not own.exists()

@@ -59,9 +59,9 @@ def running(home: Path) -> list[Running]:
 
 
 @contextmanager
-def metrics_directory(home: Path) -> Generator[Path]:
-    """An empty directory for what the worker processes of this server count; gone when the block ends."""
-    place = home.expanduser() / "metrics"
+def own_directory(home: Path, purpose: str) -> Generator[Path]:
+    """An empty directory of this process; gone when the block ends, or when the next one finds its process gone."""
+    place = home.expanduser() / purpose
     place.mkdir(parents=True, exist_ok=True, mode=0o700)
     for left in place.iterdir():
         if left.name == str(os.getpid()) or (left.name.isdigit() and not alive(int(left.name))):

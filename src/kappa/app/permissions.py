@@ -24,6 +24,7 @@ class Permission(StrEnum):
     FLEET_VIEW = "fleet:view"
     GRAPH_READ = "graph:read"
     GRAPH_WRITE = "graph:write"
+    GRAPH_INGEST = "graph:ingest"
     GRAPH_MANAGE = "graph:manage"
 
 
@@ -48,6 +49,7 @@ MEANING: dict[Permission, str] = {
     Permission.FLEET_VIEW: "see the fleet's workers",
     Permission.GRAPH_READ: "ask the graph: search, neighbours, paths, polarity, concepts and their evidence",
     Permission.GRAPH_WRITE: "add concepts and relations",
+    Permission.GRAPH_INGEST: "upload documents, and submit them for ingestion",
     Permission.GRAPH_MANAGE: "see and change how many workers questions have, and how long they may take",
 }
 
@@ -58,6 +60,7 @@ _CONTRIBUTOR = _READ_ONLY | {
     Permission.JOBS_RETRY,
     Permission.TOOLS_RUN,
     Permission.GRAPH_WRITE,
+    Permission.GRAPH_INGEST,
 }
 _CURATOR = _CONTRIBUTOR | {Permission.JOBS_PRIORITISE, Permission.JOBS_APPROVE, Permission.JOBS_MANAGE}
 _ADMIN = _CURATOR | {Permission.USERS_VIEW, Permission.USERS_MANAGE, Permission.AUDIT_VIEW}

@@ -1,7 +1,7 @@
 """How `kg` and agents reach a server: where it is, with which token, and its refusals as errors of one line."""
 
 import json
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -18,6 +18,8 @@ from kappa.app.settings import Settings
 T = TypeVar("T")
 
 TIMEOUT = httpx2.Timeout(30.0, connect=5.0)
+LONG = httpx2.Timeout(600.0, connect=5.0)
+"""For a document, which the server reads before it answers."""
 
 
 class ServerNotFound(AppError):
@@ -27,10 +29,12 @@ class ServerNotFound(AppError):
 class ServerRefused(AppError):
     """The server said no; the text is what it said."""
 
-    def __init__(self, status: int, code: str, text: str) -> None:
+    def __init__(self, status: int, code: str, text: str, problem: Mapping[str, Any] | None = None) -> None:
         super().__init__(text)
         self.status = status
         self.code = code
+        self.problem = problem or {}
+        """All that it said, for those who know this code."""
 
     @property
     def not_now(self) -> bool:
@@ -104,8 +108,8 @@ def check(response: httpx2.Response) -> httpx2.Response:
         problem = response.json()
         text, code = str(problem["detail"]), str(problem["code"])
     except (ValueError, KeyError, TypeError):
-        text, code = f"the server answered {response.status_code}", "unknown"
-    raise ServerRefused(response.status_code, code, text)
+        text, code, problem = f"the server answered {response.status_code}", "unknown", None
+    raise ServerRefused(response.status_code, code, text, problem)
 
 
 class Server:
@@ -121,6 +125,18 @@ class Server:
     def post(self, path: str, answer: type[T], body: object = None, *, within: float | None = None) -> T:
         """`within`: seconds, where the answer may take longer than usual."""
         return read(answer, self._send("POST", path, body, within).content)
+
+    def upload(
+        self, path: str, answer: type[T], params: Mapping[str, Any], pieces: Iterable[bytes], size: int | None
+    ) -> T:
+        """Send bytes as they come; `size` is how many there will be, where that is known."""
+        headers = {"Content-Type": "application/octet-stream"}
+        if size is not None:
+            headers["Content-Length"] = str(size)
+        return read(
+            answer,
+            check(self._client.post(path, params=params, content=pieces, headers=headers, timeout=LONG)).content,
+        )
 
     def put(self, path: str, answer: type[T], body: object) -> T:
         return read(answer, self._send("PUT", path, body).content)

@@ -74,6 +74,8 @@ class Up:
     token_file: Path | None
     options: Options
     lanes: tuple[str, ...]
+    stop: Callable[[], object]
+    """Begin to drain; from any thread."""
 
 
 def up(
@@ -170,7 +172,8 @@ class Server:
             self._on_signals()
             _collect_less()
             with home.announced(self._settings.home, self._url):
-                self._greet(Up(self._url, token_file, self._options, self._served))
+                stop = partial(asyncio.get_running_loop().call_soon_threadsafe, self.stop)
+                self._greet(Up(self._url, token_file, self._options, self._served, stop))
                 stopping = asyncio.create_task(self._stop.wait())
                 await asyncio.wait([serving, working, stopping], return_when=asyncio.FIRST_COMPLETED)
                 stopping.cancel()
@@ -191,7 +194,7 @@ class Server:
 
     def _lanes(self, services: Services, stack: AsyncExitStack) -> Lanes:
         if self._options.workers and self._options.lanes:
-            shared = stack.enter_context(home.metrics_directory(self._settings.home))
+            shared = stack.enter_context(home.own_directory(self._settings.home, "metrics"))
             services.metrics.read_shared(shared)
             return LanesInProcesses(_child_command(self._options, shared), self._options.workers)
         if self._options.lanes or self._options.maintenance:

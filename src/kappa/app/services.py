@@ -5,10 +5,11 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from importlib.metadata import version
+from pathlib import Path
 
 from anyio.to_thread import run_sync
 
-from kappa.app import tracing
+from kappa.app import home, tracing
 from kappa.app.answered import Observer
 from kappa.app.metrics import Metrics
 from kappa.app.settings import Settings
@@ -54,6 +55,8 @@ class Services:
     fleet_workers: FleetWorkers
     graph: KnowledgeGraph
     ingestions: Ingestions
+    spool: Path
+    """Where a document is while it comes in."""
     metrics: Metrics
     observers: tuple[Observer, ...]
     """Who is told of every request when it is over."""
@@ -75,6 +78,12 @@ def graph_config(settings: Settings) -> GraphConfig:
 
 
 @asynccontextmanager
+async def _spool(settings: Settings) -> AsyncGenerator[Path]:
+    with home.own_directory(settings.home, "spool") as place:
+        yield place
+
+
+@asynccontextmanager
 async def open_services(settings: Settings, engine: Engine) -> AsyncGenerator[Services]:
     database, bounds = engine.database, settings.bounds["auth"]
     queue = Bounds(1, min(API_SHARE, settings.pool_queue), settings.pool_wait)
@@ -91,6 +100,7 @@ async def open_services(settings: Settings, engine: Engine) -> AsyncGenerator[Se
         passes.opened() as doorman,
         fleet.opened(),
         knowledge.opened(database, graph_config(settings), metrics.asked) as graph,
+        _spool(settings) as spool,
     ):
         passwords = Passwords()
         people = People(auth, passwords)
@@ -125,6 +135,7 @@ async def open_services(settings: Settings, engine: Engine) -> AsyncGenerator[Se
                 fleet_workers=FleetWorkers(fleet),
                 graph=graph,
                 ingestions=ingestions,
+                spool=spool,
                 metrics=metrics,
                 observers=(metrics.answered,) if traced is None else (metrics.answered, traced.answered),
             )

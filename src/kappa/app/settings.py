@@ -59,6 +59,7 @@ class Settings(BaseSettings):
     host: str = Field(default="127.0.0.1", description="The address that `kg up` listens on")
     port: int = Field(default=8420, ge=0, le=65535, description="The port that `kg up` listens on; 0 takes a free one")
     max_body: int = Field(default=1024 * 1024, ge=1024, description="Bytes that a request's body may have")
+    max_upload: int = Field(default=100_000_000, ge=1, le=100_000_000, description="Bytes that a document may have")
     session_hours: float = Field(default=12, gt=0, le=24 * 365, description="How long a sign-in lasts")
     threadpool_tokens: int = Field(
         default=200, ge=1, description="`THREADPOOL_TOKENS`: blocking calls of the server at once"

@@ -14,10 +14,13 @@ from starlette.responses import JSONResponse
 from starlette.routing import BaseRoute, Match, Route
 
 from kappa.app import errors as app
+from kappa.app.api.ingest_schemas import DuplicateView
+from kappa.app.usecases.ingest import AlreadyThere
 from kappa.engine import errors as engine
 from kappa.engine import tools
 from kappa.engine.fleet.refusals import Refused as FleetRefused
 from kappa.graph import errors as graph
+from kappa.graph.ingest.read import errors as reading
 from kappa.pg import KappaError
 from kappa.pg import errors as pg
 
@@ -35,6 +38,7 @@ STATUS: tuple[tuple[type[Exception], int, str], ...] = (
     (tools.ToolNotFound, 404, "not_found"),
     (graph.UnknownConcept, 404, "unknown_concept"),
     (app.Ambiguous, 409, "ambiguous"),
+    (AlreadyThere, 409, "already_there"),
     (app.Conflict, 409, "conflict"),
     (graph.EpochNotReached, 409, "epoch_not_reached"),
     (engine.IllegalTransition, 409, "illegal_transition"),
@@ -47,8 +51,15 @@ STATUS: tuple[tuple[type[Exception], int, str], ...] = (
     (graph.UnknownRelationType, 422, "unknown_relation_type"),
     (graph.BadQuestion, 422, "bad_question"),
     (graph.BadWrite, 422, "bad_write"),
+    (reading.DocumentTooLarge, 413, "too_large"),
+    (reading.UnknownFormat, 422, "unknown_format"),
+    (reading.BrokenDocument, 422, "broken_document"),
+    (reading.EncryptedDocument, 422, "encrypted_document"),
+    (reading.EmptyDocument, 422, "empty_document"),
+    (reading.ReadError, 422, "unreadable_document"),
     (app.Throttled, 429, "throttled"),
     (app.NotInstalled, 501, "not_installed"),
+    (graph.MissingExtra, 501, "not_installed"),
     (graph.GraphBusy, 503, "graph_busy"),
     (graph.GraphFailed, 503, "graph_failed"),
     (graph.QuestionStopped, 504, "question_stopped"),
@@ -101,6 +112,7 @@ class Problem(BaseModel):
     detail: str = Field(description="What is wrong, in one line")
     request_id: str | None = Field(default=None, description="Stands in the server's log as well")
     errors: list[Fault] | None = Field(default=None, description="Each fault of a request that was not understood")
+    duplicates: list[DuplicateView] | None = Field(default=None, description="Of `already_there`: what has the content")
 
 
 def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
@@ -120,17 +132,18 @@ def response(
     retry_after: float | None = None,
     headers: dict[str, str] | None = None,
     errors: list[Fault] | None = None,
+    duplicates: list[DuplicateView] | None = None,
 ) -> JSONResponse:
     problem = Problem(
         title=TITLES.get(status, "A problem"), status=status, code=code, detail=detail, request_id=request_id,
-        errors=errors,
+        errors=errors, duplicates=duplicates,
     )  # fmt: skip
     sent = dict(headers or {})
     if retry_after is not None:
         sent["Retry-After"] = str(math.ceil(retry_after))
     if status == 401:
         sent["WWW-Authenticate"] = "Bearer"
-    return JSONResponse(problem.model_dump(exclude_none=True), status, sent, CONTENT_TYPE)
+    return JSONResponse(problem.model_dump(mode="json", exclude_none=True), status, sent, CONTENT_TYPE)
 
 
 def install(application: FastAPI, routes: Sequence[BaseRoute]) -> None:
@@ -159,7 +172,10 @@ async def _known(request: Request, error: Exception) -> JSONResponse:
     else:
         detail = " ".join(str(error).split())
     retry_after = error.retry_after if isinstance(error, app.Throttled) else SOON if status == 503 else None
-    return response(status, code, detail, request_id=_id(request), retry_after=retry_after)
+    duplicates = (
+        [DuplicateView.model_validate(one) for one in error.duplicates] if isinstance(error, AlreadyThere) else None
+    )
+    return response(status, code, detail, request_id=_id(request), retry_after=retry_after, duplicates=duplicates)
 
 
 async def _not_understood(request: Request, error: Exception) -> JSONResponse:
@@ -172,7 +188,7 @@ async def _not_understood(request: Request, error: Exception) -> JSONResponse:
 
 def _http(request: Request, error: Exception, routes: Sequence[BaseRoute]) -> JSONResponse:
     assert isinstance(error, HTTPException)
-    codes = {400: "unreadable", 404: "no_such_route", 405: "no_such_method", 413: "too_large"}
+    codes = {400: "unreadable", 404: "no_such_route", 405: "no_such_method", 413: "too_large", 503: "not_now"}
     code = codes.get(error.status_code, "refused")
     headers = dict(error.headers) if error.headers else {}
     if error.status_code == 405:

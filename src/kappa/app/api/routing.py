@@ -95,6 +95,6 @@ class Routes:
             methods=[method],
             dependencies=dependencies,
             responses=responses,
-            openapi_extra={"x-permission": declared},
+            openapi_extra={"x-permission": declared, **options.pop("openapi_extra", {})},
             **options,
         )

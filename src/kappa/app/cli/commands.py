@@ -9,6 +9,7 @@ import typer
 from kappa.app import settings
 from kappa.app.cli import admin, db, graph, jobs, mcp, roles, show, tokens, tools, users
 from kappa.app.cli.demo import demo
+from kappa.app.cli.ingest import ingest
 from kappa.app.cli.up import up
 from kappa.app.cli.worker import worker
 from kappa.app.usecases import doctor as examination
@@ -21,6 +22,7 @@ app = typer.Typer(
 app.command()(up)
 app.command()(worker)
 app.command()(demo)
+app.command()(ingest)
 app.command(help=mcp.HELP)(mcp.mcp)
 app.command()(graph.search)
 app.command()(graph.related)

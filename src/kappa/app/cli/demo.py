@@ -1,60 +1,149 @@
-"""`kg demo`: everything that works, once, on a server of its own."""
+"""`kg demo`: documents in, questions out, on a server of its own.
 
-import asyncio
-from contextlib import closing
+The server is a real one, in this process; what the demo does, a thread beside it does over HTTP, as anybody could.
+"""
 
-from rich.progress import Progress
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
-from kappa.app import settings, wiring
-from kappa.app.cli import show
-from kappa.app.lanes import LanesInThread
-from kappa.app.usecases import doctor
-from kappa.engine import Engine, Job, JobState, WorkerConfig
+import httpx2
+import typer
+
+from kappa.app import remote, settings
+from kappa.app.cli import documents, ingest_progress, progress, show, tour
+from kappa.app.cli.ingest import live_jobs, submit, worded
+from kappa.app.settings import LogLevel, Settings
+from kappa.engine import JobState
 from kappa.pg import KappaError
 
-STEPS = 20
+if TYPE_CHECKING:
+    from kappa.app.serve import Up
+
+CORPUS = Path(__file__).parents[1] / "corpus"
+ONTOLOGY = "coffee and sleep"
 
 
 class DemoFailed(KappaError):
     """What the demo shows didn't work."""
 
 
-def demo() -> None:
-    """Start an embedded server of its own, migrate, look around, run a job to its end, and stop.
+def demo(
+    keep: Annotated[bool, typer.Option("--keep", help="Leave the server running afterwards, until ctrl-C.")] = False,
+) -> None:
+    """Read twelve short pages into a graph of their own, ask it three questions, and stop.
 
-    Example: kg demo
+    Example: kg demo --keep
     """
-    own = settings.load()
-    # The demo never touches what people keep: it has a home below theirs.
-    own = own.model_copy(update={"home": own.home / "demo", "database_url": None, "database_direct_url": None})
-    with wiring.open_database(own, "kg demo", show.say) as database:
-        engine = wiring.build_engine(own, database)
-        wiring.install(engine)
-        show.out.print("the embedded server runs, and the schema is up to date\n")
-        show.findings(doctor.examine(own, show.say))
-        show.out.print()
-        with closing(engine):
-            job = _run_job(engine)
-    if job.state is not JobState.SUCCEEDED:
-        raise DemoFailed(f"the demo's job {job.id} ended as {job.state}: {job.error_summary}")
-    show.line(f"job {job.id} was enqueued, claimed under a lease, run and settled: {job.state}, {job.result}")
-    show.line(f"the server was stopped; its data stays in {own.home.expanduser()}")
+    from kappa.app import serve
+
+    given = settings.load()
+    # The demo never touches what people keep: it has a home below theirs, and asks nobody else's server.
+    own = given.model_copy(
+        update={
+            "home": given.home / "demo", "database_url": None, "database_direct_url": None, "server": None,
+            "token": None, "log_level": LogLevel.WARNING, "port": given.port if keep else 0,
+        }
+    )  # fmt: skip
     show.line(
-        "next: `kg up` starts the server for good, with its API; `kg job enqueue self_test --watch` gives it a job"
+        "Twelve short pages about coffee and sleep become a graph: no key, no network, nothing to install. They were "
+        "written for this demo. Their authors are invented, and they don't agree with each other.\n"
     )
+    guide = _Guide(own, keep=keep)
+    serve.up(own, serve.Options(), show.say, guide.begin, any_port=True)
+    if not guide.end():
+        show.say("interrupted; `kg demo` goes on where it was")
+        raise typer.Exit(130)
+    show.line(f"The server was stopped; its data stays in {own.home.expanduser()}.")
 
 
-def _run_job(engine: Engine) -> Job:
-    lanes = LanesInThread(engine, WorkerConfig())
-    lanes.start()
-    try:
-        with engine.client() as client, Progress(console=show.err, transient=True) as bars:
-            made = client.enqueue("self_test", {"steps": STEPS, "seconds": 2})
-            bar = bars.add_task(f"job {made.id}", total=STEPS)
-            job = client.show(made.id)
-            for job in client.watch(made.id):
-                bars.update(bar, completed=job.progress_done or 0, description=f"job {job.id}: {job.state}")
-            return job
-    finally:
-        lanes.stop()
-        asyncio.run(lanes.ended())
+class _Guide(threading.Thread):
+    """Shows around, and then stops the server, unless it is to be kept."""
+
+    def __init__(self, own: Settings, *, keep: bool) -> None:
+        super().__init__(name="guide", daemon=True)
+        self._settings = own
+        self._keep = keep
+        self._begun = time.monotonic()
+        self._now: Up | None = None
+        self._failure: BaseException | None = None
+        self._done = False
+
+    def begin(self, now: "Up") -> None:
+        self._now = now
+        self.start()
+
+    def run(self) -> None:
+        assert self._now is not None
+        try:
+            self._show_around(self._now.url)
+            self._done = True
+        except BaseException as failure:
+            self._failure = failure
+        if self._failure is not None or not self._keep:
+            self._now.stop()
+
+    def end(self) -> bool:
+        """Whether all was shown; if not, the server was stopped in the middle of it. Raises what went wrong."""
+        self.join(timeout=5)
+        match self._failure:
+            case None:
+                return self._done
+            case remote.ServerNotFound():
+                return False
+            case remote.ServerRefused() if self._failure.not_now:
+                return False
+            case _:
+                raise self._failure
+
+    def _show_around(self, url: str) -> None:
+        show.line(f"1. A PostgreSQL and a server of their own are up, after {self._passed():.1f} s.")
+        with remote.open_server(self._settings) as server:
+            self._ingest(server)
+            show.line(
+                "\n3. Three questions. Under each answer stand the sentences that it was read from, and their page."
+            )
+            tour.ask(server, ONTOLOGY)
+        home = self._settings.home.expanduser()
+        show.line(f"\nAll of it took {self._passed():.0f} s.")
+        if self._keep:
+            show.line(f"The server stays up, until ctrl-C: {_page(url)}")
+            show.line(f"In another terminal: export KAPPA_HOME={home}; kg concept show caffeine; kg search 'lie awake'")
+        else:
+            show.line("`kg demo --keep` leaves the server up, to look around; `kg up` and `kg ingest PATH` do the same")
+            show.line("with documents of yours.")
+
+    def _ingest(self, server: remote.Server) -> None:
+        missed: list[documents.Missed] = []
+        found, _ = documents.find([str(path) for path in sorted(CORPUS.iterdir())], "")
+        uploads = documents.carry(server, found, missed)
+        if missed:
+            raise DemoFailed(f"{missed[0].name} of the corpus can't be read: {missed[0].reason}")
+        begun = time.monotonic()
+        body: dict[str, Any] = {
+            "ontology": ONTOLOGY, "uploads": [str(one.key) for one in uploads], "auto_approve": True,
+        }  # fmt: skip
+        report = submit(server, body, uploads, missed)
+        jobs = live_jobs(report)
+        if not jobs:
+            show.line("2. The pages are in the graph already, from the last time.")
+            return
+        if report.job is not None:
+            show.line(f"2. Job {report.job} reads the pages: {worded(report.estimate)}.")
+        else:
+            show.line(f"2. Job {jobs[0]} was interrupted the last time, and goes on where it was.")
+        ended = progress.watch(self._settings, jobs, as_json=False, wait=0, teller=ingest_progress.teller)
+        for job in ended:
+            if job.state is not JobState.SUCCEEDED:
+                raise DemoFailed(f"job {job.id} ended as {job.state}: {job.error_summary}")
+        show.line(f"   It was put into the queue, claimed, run and settled within {time.monotonic() - begun:.1f} s.")
+
+    def _passed(self) -> float:
+        return time.monotonic() - self._begun
+
+
+def _page(url: str) -> str:
+    """Where to look: at the page, if this server has one."""
+    with httpx2.Client(trust_env=False) as client:
+        return f"{url}/" if client.get(f"{url}/").is_success else f"{url}, described by {url}/openapi.json"

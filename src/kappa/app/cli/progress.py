@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Self
 
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
@@ -16,9 +16,16 @@ from kappa.engine import JobState
 Tell = Callable[[JobView], None]
 
 
-def watch(settings: Settings, ids: Sequence[int], *, as_json: bool, wait: float) -> list[JobView]:
-    """The jobs when all of them have ended, shown meanwhile."""
-    with _teller(as_json) as tell:
+def watch(
+    settings: Settings,
+    ids: Sequence[int],
+    *,
+    as_json: bool,
+    wait: float,
+    teller: Callable[[], AbstractContextManager[Tell]] | None = None,
+) -> list[JobView]:
+    """The jobs when all of them have ended, shown meanwhile; to people as `teller` does, where they have their own."""
+    with _teller(as_json) if teller is None or as_json else teller() as tell:
         return asyncio.run(_follow_all(settings, list(dict.fromkeys(ids)), Patience(wait, show.say), tell))
 
 

@@ -208,6 +208,8 @@ def test_the_site_is_whole_and_fetches_nothing_from_elsewhere(tmp_path: Path) ->
     assert wanted - built == {"adr/README.html"}, "which is its directory's index"
     contents = (tmp_path / "site" / "index.html").read_text()
     assert [page for page in wanted & built if f'href="./{page}"' not in contents] == ["index.html"]
+    unread = [page for page in built if "```" in (tmp_path / "site" / page).read_text()]
+    assert unread == [], "a block that was not understood"
     fetched = Fetched()
     for page in built:
         fetched.feed((tmp_path / "site" / page).read_text())

@@ -18,24 +18,21 @@ from tests.ground import PATIENCE, eventually, require_program
 ROOT = Path(__file__).parents[1]
 PORT = "8420"
 
-_BLOCK = re.compile(
-    r'^```(?P<kind>\w+)(?: (?P<how>\w+))?(?: ?title="(?P<title>[^"]+)")?\n(?P<text>.*?)^```$', re.M | re.S
-)
+_BLOCK = re.compile(r'^```(?P<kind>\w+)(?: title="(?P<title>[^"]+)")?\n(?P<text>.*?)^```$', re.MULTILINE | re.DOTALL)
 
 
 @dataclass(frozen=True)
 class Block:
     kind: str
     """`sh` is run, `text` is what the block before it says, `python` is a file."""
-    how: str | None
-    """`server` runs until the next one, or the end; `install` is what was done before the test."""
     title: str | None
+    """A file's name. Of `sh` where it is run: in a clone before the test, in the first terminal until the next one."""
     text: str
 
 
 def blocks(document: str) -> list[Block]:
     text = (ROOT / "docs" / document).read_text()
-    found = [Block(one["kind"], one["how"], one["title"], one["text"]) for one in _BLOCK.finditer(text)]
+    found = [Block(one["kind"], one["title"], one["text"]) for one in _BLOCK.finditer(text)]
     assert len(found) == len(re.findall(r"^```\w", text, re.M)), "a block that the test doesn't understand"
     return found
 
@@ -138,12 +135,12 @@ def test_every_command_of_a_tutorial_does_what_is_printed(reader: Reader, docume
         match block:
             case Block("python", title=str(name)):
                 (reader.place / name).write_text(block.text)
-            case Block("sh", how="install"):
+            case Block("sh", title="In a clone"):
                 assert block.text == "make setup\n. .venv/bin/activate\n"
                 assert "\nsetup:" in (ROOT / "Makefile").read_text()
-            case Block("sh", how="server"):
+            case Block("sh", title="In the first terminal"):
                 said = reader.serves(block.text)
-            case Block("sh", how=None):
+            case Block("sh", title=None):
                 said = reader.types(block.text)
             case Block("text"):
                 assert said is not None, "nothing was run that could have said this"

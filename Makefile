@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 LOCK := requirements/dev.lock
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check bench chaos generate format lock lock-bench test-packages clean
+.PHONY: help setup demo test check docs bench chaos generate format lock lock-bench test-packages clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1|\2/' | \
@@ -30,11 +30,16 @@ demo: $(READY) ## read twelve pages into a graph, ask it three questions, stop; 
 test: check ## every check and every test
 	$(BIN)/pytest --numprocesses=2 --dist=loadfile $(ARGS)
 
-check: $(READY) ## lint, format, types, import contracts
+check: $(READY) ## lint, format, types, import contracts, documentation
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/basedpyright
 	$(BIN)/lint-imports --no-cache
+	$(BIN)/python tools/reference.py --check
+	$(MAKE) --no-print-directory docs
+
+docs: $(READY) ## the documentation's site, in build/site
+	$(BIN)/python tools/site.py
 
 bench: $(READY) ## the benchmarks, each beside its peer or limit
 	$(BIN)/python -m benchmarks $(ARGS)
@@ -42,8 +47,9 @@ bench: $(READY) ## the benchmarks, each beside its peer or limit
 chaos: $(READY) ## faults on purpose: SEED=… repeats a run, MINUTES=… says how long (else 10,000 jobs, 200 faults)
 	$(BIN)/python -m tests.chaos $(if $(SEED),--seed $(SEED)) $(if $(MINUTES),--minutes $(MINUTES)) $(ARGS)
 
-generate: $(READY) ## make the blocking client out of the async one
+generate: $(READY) ## make the blocking client out of the async one, and the reference out of the code
 	$(BIN)/python tools/unasync.py
+	$(BIN)/python tools/reference.py
 
 format: $(READY) ## let ruff format and mend what it can
 	$(BIN)/ruff check --fix
@@ -60,7 +66,7 @@ lock-bench: ## the same for the peers that benchmarks run
 	  --custom-compile-command 'make lock-bench' requirements/bench.in -o requirements/bench.lock
 
 test-packages: ## what only tests need, from apt (as root)
-	@for p in pgbouncer faketime curl podman runc bwrap:bubblewrap busybox:busybox-static; do \
+	@for p in pgbouncer faketime curl podman runc bwrap:bubblewrap busybox:busybox-static systemd-analyze:systemd; do \
 	   command -v $${p%%:*} >/dev/null || missing="$$missing $${p##*:}"; done; \
 	 [ -z "$$missing" ] || { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$missing; }
 

@@ -6,11 +6,15 @@ list whole. No other module reads a variable of Kappa's.
 
 from enum import StrEnum
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pydantic import Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from kappa.pg import Bounds, KappaError
+from kappa.pg import KappaError
+
+if TYPE_CHECKING:
+    from kappa.pg import Bounds
 
 
 class BadSetting(KappaError):
@@ -41,20 +45,34 @@ class Settings(BaseSettings):
     database_direct_url: SecretStr | None = Field(
         default=None,
         description="The same database without the pooler, where `KAPPA_DATABASE_URL` leads through PgBouncer in "
-        "transaction mode",
+        "transaction mode; the same as that if unset",
     )
-    postgres_bin: Path | None = Field(default=None, description="The directory of the PostgreSQL programs to embed")
+    postgres_bin: Path | None = Field(
+        default=None,
+        description="The directory of the PostgreSQL programs to embed; the wheel's if unset, else the system's",
+    )
     postgres_port: int | None = Field(
-        default=None, ge=1, le=65535, description="The embedded server's TCP port; a free one is chosen by default"
+        default=None,
+        ge=1,
+        le=65535,
+        description="The embedded server's TCP port on 127.0.0.1; a free one if unset, then always the same",
     )
     postgres_user: str | None = Field(
-        default=None, description="As root: the account that runs the embedded server (`nobody`)"
+        default=None,
+        description="As root: the account that runs the embedded server; `nobody` if unset, and it must be in passwd",
     )
     pool_queue: int = Field(default=10, ge=1, description="Connections that the pool `queue` may open")
     pool_graph: int = Field(default=20, ge=1, description="Connections that the pool `graph` may open")
     pool_auth: int = Field(default=5, ge=1, description="Connections that the pool `auth` may open")
-    pool_fleet: int = Field(default=5, ge=5, description="Connections that the pool `fleet` may open")
-    pool_wait: float = Field(default=10.0, gt=0, description="Seconds that a caller waits for a connection")
+    pool_fleet: int = Field(
+        default=5,
+        ge=5,
+        description="Connections that the pool `fleet` may open: claims, beats, updates, settlements, and one for "
+        "the rest",
+    )
+    pool_wait: float = Field(
+        default=10.0, gt=0, description="Seconds that a caller waits for a connection before it gets an error"
+    )
 
     host: str = Field(default="127.0.0.1", description="The address that `kg up` listens on")
     port: int = Field(default=8420, ge=0, le=65535, description="The port that `kg up` listens on; 0 takes a free one")
@@ -65,16 +83,24 @@ class Settings(BaseSettings):
         default=200, ge=1, description="`THREADPOOL_TOKENS`: blocking calls of the server at once"
     )
     task_semaphore_size: int = Field(
-        default=5, ge=1, description="`TASK_SEMAPHORE_SIZE`: claims' worth of `request_task` that are served at once"
+        default=5,
+        ge=1,
+        description="`TASK_SEMAPHORE_SIZE`: claims' worth of `request_task` (64 callers each) that are served at once; "
+        "the next caller is told `busy`",
     )
     graph_workers: int = Field(
-        default=8, ge=1, le=32, description="Workers of all questions to the graph together, if the database says none"
+        default=8,
+        ge=1,
+        le=32,
+        description="Workers of all questions to the graph together, 1–32, if the database says none",
     )
     graph_timeout: float = Field(
-        default=30, ge=5, le=120, description="Seconds that a question may take, if the database says none"
+        default=30, ge=5, le=120, description="Seconds that a question may take, 5–120, if the database says none"
     )
     graph_snapshot_mb: int = Field(
-        default=1024, ge=0, description="Megabytes that the graph in memory may take; 0 keeps none"
+        default=1024,
+        ge=0,
+        description="Megabytes that the graph in memory may take; 0 keeps none, and questions are asked in SQL",
     )
     graph_vectors_mb: int = Field(
         default=1024, ge=0, description="Megabytes that the graph's embeddings in memory may take; 0 keeps none"
@@ -86,11 +112,18 @@ class Settings(BaseSettings):
     chunk_most: int = Field(default=1500, ge=1, description="Words that it has at most")
     chunk_overlap: int = Field(default=200, ge=0, description="Words that it repeats of the chunk before it")
     grace: float = Field(default=30, ge=0, description="Seconds that running jobs and requests get when a server stops")
-    log_format: LogFormat = Field(default=LogFormat.TEXT, description="How the lines of the log look: `text` or `json`")
-    log_level: LogLevel = Field(default=LogLevel.INFO, description="`debug`, `info`, `warning` or `error`")
+    log_format: LogFormat = Field(
+        default=LogFormat.TEXT, description="How the lines of the log on standard error look: `text` or `json`"
+    )
+    log_level: LogLevel = Field(
+        default=LogLevel.INFO, description="What is logged: `debug`, `info`, `warning` or `error` and what is graver"
+    )
     metrics_public: bool = Field(default=False, description="Whether `/metrics` is answered without a token")
     otel_endpoint: str | None = Field(
-        default=None, pattern="^https?://", description="The collector that gets spans by OTLP/HTTP"
+        default=None,
+        pattern="^https?://",
+        description="An OpenTelemetry collector, as `http://127.0.0.1:4318`, that gets spans by OTLP/HTTP; needs the "
+        "extra `otel`",
     )
     queue_enabled: bool = Field(
         default=True, description="Whether tool runs go through the queue; if not, they are done in the request itself"
@@ -136,7 +169,9 @@ class Settings(BaseSettings):
     token: SecretStr | None = Field(default=None, description="The token that `kg` shows; the operator's if unset")
 
     @property
-    def bounds(self) -> dict[str, Bounds]:
+    def bounds(self) -> "dict[str, Bounds]":
+        from kappa.pg import Bounds  # it brings the driver along, which not every command needs
+
         sizes = {"queue": self.pool_queue, "graph": self.pool_graph, "auth": self.pool_auth, "fleet": self.pool_fleet}
         return {name: Bounds(1, size, self.pool_wait) for name, size in sizes.items()}
 

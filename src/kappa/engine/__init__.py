@@ -13,38 +13,43 @@ with engine.client() as client:
 engine.run()
 """
 
-from kappa.engine.async_client import AsyncClient
-from kappa.engine.client import Client
-from kappa.engine.config import WorkerConfig
-from kappa.engine.context import AsyncJobContext, JobContext, current_facts
-from kappa.engine.engine import COMPONENT, Engine
-from kappa.engine.errors import (
-    AttemptLost,
-    BadPayload,
-    EngineError,
-    IllegalTransition,
-    JobCancelled,
-    JobFailed,
-    JobNotFound,
-    LaneError,
-    LeaseLost,
-    ScheduleError,
-    UnknownKind,
-)
-from kappa.engine.model import (
-    Cancel,
-    Enqueued,
-    Executor,
-    Job,
-    JobState,
-    Lane,
-    Needs,
-    Retry,
-    Schedule,
-    Snooze,
-    WorkerSeen,
-)
-from kappa.engine.worker import Worker, run_until_signal
+from typing import TYPE_CHECKING
+
+from kappa import late
+
+if TYPE_CHECKING:
+    from kappa.engine.async_client import AsyncClient
+    from kappa.engine.client import Client
+    from kappa.engine.config import WorkerConfig
+    from kappa.engine.context import AsyncJobContext, JobContext, current_facts
+    from kappa.engine.engine import COMPONENT, Engine
+    from kappa.engine.errors import (
+        AttemptLost,
+        BadPayload,
+        EngineError,
+        IllegalTransition,
+        JobCancelled,
+        JobFailed,
+        JobNotFound,
+        LaneError,
+        LeaseLost,
+        ScheduleError,
+        UnknownKind,
+    )
+    from kappa.engine.model import (
+        Cancel,
+        Enqueued,
+        Executor,
+        Job,
+        JobState,
+        Lane,
+        Needs,
+        Retry,
+        Schedule,
+        Snooze,
+        WorkerSeen,
+    )
+    from kappa.engine.worker import Worker, run_until_signal
 
 __all__ = [
     "COMPONENT",
@@ -80,3 +85,8 @@ __all__ = [
     "current_facts",
     "run_until_signal",
 ]
+
+if not TYPE_CHECKING:
+    __getattr__ = late.names(
+        __name__, __all__, ("model", "errors", "config", "context", "async_client", "client", "worker", "engine")
+    )

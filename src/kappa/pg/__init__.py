@@ -1,11 +1,16 @@
 """PostgreSQL plumbing: pools, LISTEN, named queries, migrations, the embedded server."""
 
-from kappa.pg.database import DEFAULT_BOUNDS, Capacity, Database
-from kappa.pg.errors import KappaError, PgError, PoolExhausted, PoolUnreachable
-from kappa.pg.listener import Listening, Notification, listen
-from kappa.pg.migrations import Component, Migration, check, component, migrate
-from kappa.pg.pool import AsyncPool, Bounds, Pool, PoolUse
-from kappa.pg.queries import Queries, Query, beside
+from typing import TYPE_CHECKING
+
+from kappa import late
+
+if TYPE_CHECKING:
+    from kappa.pg.database import DEFAULT_BOUNDS, Capacity, Database
+    from kappa.pg.errors import KappaError, PgError, PoolExhausted, PoolUnreachable
+    from kappa.pg.listener import Listening, Notification, listen
+    from kappa.pg.migrations import Component, Migration, check, component, migrate
+    from kappa.pg.pool import AsyncPool, Bounds, Pool, PoolUse
+    from kappa.pg.queries import Queries, Query, beside
 
 __all__ = [
     "DEFAULT_BOUNDS",
@@ -31,3 +36,6 @@ __all__ = [
     "listen",
     "migrate",
 ]
+
+if not TYPE_CHECKING:
+    __getattr__ = late.names(__name__, __all__, ("errors", "queries", "pool", "migrations", "listener", "database"))

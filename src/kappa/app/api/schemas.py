@@ -1,14 +1,17 @@
 """What goes over the wire. Durations are seconds; times carry their zone."""
 
 from datetime import datetime, timedelta
-from typing import Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, StringConstraints
 
-from kappa.app.usecases.workers import LaneNow
 from kappa.engine import Executor, Job, JobState, Needs
 from kappa.engine.fleet.wire import Label
-from kappa.engine.tools import ToolLimits, ToolRun
+from kappa.engine.tools import ToolLimits
+
+if TYPE_CHECKING:
+    from kappa.app.usecases.workers import LaneNow
+    from kappa.engine.tools import ToolRun
 
 NO_NUL = r"^[^\x00]*$"
 JobId = Annotated[int, Field(ge=1, le=2**63 - 1)]
@@ -139,7 +142,7 @@ class LaneView(BaseModel):
     jobs: dict[JobState, int] = Field(description="Live jobs by state")
 
     @classmethod
-    def of(cls, now: LaneNow) -> Self:
+    def of(cls, now: "LaneNow") -> Self:
         lane = now.lane
         return cls(
             name=lane.name,
@@ -387,7 +390,7 @@ class ToolRunView(BaseModel):
     error_summary: str | None
 
     @classmethod
-    def of(cls, run: ToolRun) -> Self:
+    def of(cls, run: "ToolRun") -> Self:
         return cls.model_validate(run)
 
 

@@ -10,7 +10,7 @@ from rich.live import Live
 
 from kappa.app import remote, settings
 from kappa.app.api.schemas import AuditPage, FleetPage, LaneView, StatusView
-from kappa.app.cli import show, tables, values
+from kappa.app.cli import complete, show, tables, values
 from kappa.app.cli.follow import BETWEEN_TRIES, Patience
 from kappa.app.remote import Server, ServerNotFound, ServerRefused
 from kappa.engine import Executor
@@ -24,7 +24,9 @@ app.add_typer(workers_app, name="workers")
 LANES = "/admin/workers/lanes"
 LARGEST_PAGE = 500
 
-LaneName = Annotated[str, typer.Argument(metavar="NAME", help="The lane.", show_default=False)]
+LaneName = Annotated[
+    str, typer.Argument(metavar="NAME", help="The lane.", show_default=False, autocompletion=complete.lanes)
+]
 
 
 @workers_app.callback()

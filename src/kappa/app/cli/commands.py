@@ -1,41 +1,84 @@
-"""The commands at the top of `kg`."""
+"""The commands at the top of `kg`, and what `kg` alone says.
 
-from dataclasses import asdict
+A new command is a line in `PLACES`: its module is loaded when it is called, and not before.
+"""
+
 from importlib.metadata import version
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.main import get_group
 
-from kappa.app import settings
-from kappa.app.cli import admin, db, graph, jobs, mcp, roles, show, tokens, tools, users
-from kappa.app.cli.demo import demo
-from kappa.app.cli.ingest import ingest
-from kappa.app.cli.up import up
-from kappa.app.cli.worker import worker
-from kappa.app.usecases import doctor as examination
+from kappa.app.cli.deferred import DeferringGroup, Place
+
+CLI = "kappa.app.cli"
+
+PLACES = {
+    "Begin": {
+        "up": Place(f"{CLI}.up:up", "Start the server: API, lanes and maintenance in one process."),
+        "demo": Place(
+            f"{CLI}.demo:demo", "Read twelve short pages into a graph of their own, ask it three questions, and stop."
+        ),
+        "ingest": Place(f"{CLI}.ingest:ingest", "Bring documents into the graph, as one job."),
+        "doctor": Place(f"{CLI}.doctor:doctor", "Say what was found on this machine and what follows."),
+    },
+    "Ask the graph": {
+        "search": Place(f"{CLI}.graph:search", "Find concepts by words, the best first."),
+        "related": Place(f"{CLI}.graph:related", "Draw what is around a concept as a tree, nearest first."),
+        "path": Place(f"{CLI}.graph:path", "Draw the shortest paths between two concepts as chains."),
+        "polarity": Place(f"{CLI}.graph:polarity", "Draw where concepts stand between two poles, by their embeddings."),
+        "concept": Place(f"{CLI}.graph:concept_app", "Concepts: what they are, and who says so."),
+    },
+    "Work": {
+        "job": Place(f"{CLI}.jobs:app", "Jobs: enqueue, list, show, watch, approve, cancel, retry."),
+        "tool": Place(f"{CLI}.tools:app", "Tools: register, run, follow, take what they made."),
+        "worker": Place(f"{CLI}.worker:worker", "Do the tasks of a server's fleet lanes on this machine."),
+        "mcp": Place(f"{CLI}.mcp:mcp", "Speak the Model Context Protocol with an agent that starts this command."),
+    },
+    "Run a server": {
+        "admin": Place(f"{CLI}.admin:app", "For those who run the server: workers, lanes, the audit log."),
+        "user": Place(f"{CLI}.users:app", "Users: make, list, show, give roles and passwords, switch on and off."),
+        "role": Place(f"{CLI}.roles:app", "Roles: sets of permissions. Five are always there."),
+        "token": Place(f"{CLI}.tokens:app", "Tokens: what programs show to the server."),
+        "db": Place(f"{CLI}.db:app", "The database: the embedded server, its address, its schema."),
+    },
+}
+
+WAY_IN = """\
+Kappa {version}: documents into a knowledge graph, and durable jobs, on nothing but PostgreSQL.
+
+  kg demo                             see it work, on a server of its own that stops again
+  kg up                               start the server; ctrl-C stops it
+
+and, with the server up, in another terminal:
+
+  kg ingest PATH… --watch             documents into the graph: files, or whole directories
+  kg search TEXT                      ask the graph
+  kg job list                         what was done, and what is under way
+  kg admin workers                    who works, and how full the lanes are
+
+  kg --help                           all commands; every command has a --help with an example
+  kg doctor                           what was found on this machine, and what follows
+  kg --install-completion             let the shell complete commands
+"""
+
+
+class Front(DeferringGroup):
+    places = PLACES
+
 
 app = typer.Typer(
-    no_args_is_help=True,
+    cls=Front,
     pretty_exceptions_enable=False,
     help="Kappa: documents into a knowledge graph, and durable jobs, on nothing but PostgreSQL.",
 )
-app.command()(up)
-app.command()(worker)
-app.command()(demo)
-app.command()(ingest)
-app.command(help=mcp.HELP)(mcp.mcp)
-app.command()(graph.search)
-app.command()(graph.related)
-app.command()(graph.path)
-app.command()(graph.polarity)
-app.add_typer(graph.concept_app, name="concept")
-app.add_typer(jobs.app, name="job")
-app.add_typer(tools.app, name="tool")
-app.add_typer(admin.app, name="admin")
-app.add_typer(users.app, name="user")
-app.add_typer(roles.app, name="role")
-app.add_typer(tokens.app, name="token")
-app.add_typer(db.app, name="db")
+
+
+def whole() -> Any:
+    """The tree of commands with all of them loaded."""
+    tree: Any = get_group(app)
+    tree.load_all()
+    return tree
 
 
 def _print_version(wanted: bool) -> None:
@@ -44,23 +87,13 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
+@app.callback(invoke_without_command=True)
 def root(
+    context: typer.Context,
     _: Annotated[
         bool,
         typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit."),
     ] = False,
 ) -> None:
-    pass
-
-
-@app.command()
-def doctor(as_json: show.AsJson = False) -> None:
-    """Say what was found on this machine and what follows. Exits with 1 if something must be mended."""
-    found = examination.examine(settings.load(), show.say)
-    if as_json:
-        show.as_json([asdict(finding) for finding in found])
-    else:
-        show.findings(found)
-    if any(finding.level is examination.Level.PROBLEM for finding in found):
-        raise typer.Exit(1)
+    if context.invoked_subcommand is None:
+        typer.echo(WAY_IN.format(version=version("kappa")), nl=False)

@@ -34,7 +34,10 @@ _VARIABLES = {
 
 @app.command()
 def start(as_json: show.AsJson = False) -> None:
-    """Start the embedded server and leave it running."""
+    """Start the embedded server and leave it running.
+
+    Example: kg db start
+    """
     server = _embedded("start")
     server.start()
     _print_status(server, as_json)
@@ -45,7 +48,10 @@ def stop(
     force: Annotated[bool, typer.Option("--force", help="Also while other processes use it.")] = False,
     as_json: show.AsJson = False,
 ) -> None:
-    """Stop the embedded server."""
+    """Stop the embedded server.
+
+    Example: kg db stop --force
+    """
     server = _embedded("stop")
     try:
         server.stop(force=force)
@@ -60,7 +66,10 @@ def stop(
 
 @app.command()
 def status(as_json: show.AsJson = False) -> None:
-    """Say whether the embedded server runs, where, and who uses it. Exits with 3 if it doesn't run."""
+    """Say whether the embedded server runs, where, and who uses it. Exits with 3 if it doesn't run.
+
+    Example: kg db status --json
+    """
     server = _embedded("examine")
     _print_status(server, as_json)
     if not server.status().running:
@@ -72,7 +81,10 @@ def url(
     by_socket: Annotated[bool, typer.Option("--socket", help="The address by unix socket.")] = False,
     as_json: show.AsJson = False,
 ) -> None:
-    """Print the database's address, password included."""
+    """Print the database's address, password included.
+
+    Example: pg_dump "$(kg db url)"
+    """
     configured = settings.load()
     if configured.database_url is not None:
         address = configured.database_url.get_secret_value()
@@ -86,7 +98,10 @@ def url(
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def psql(context: typer.Context) -> None:
-    """Open psql on the database; what follows is passed on, as in `kg db psql -c 'select 1'`."""
+    """Open psql on the database; what follows is passed on.
+
+    Example: kg db psql -c 'select 1'
+    """
     configured = settings.load()
     with wiring.open_database(configured, "kg db psql", show.say) as database:
         program = shutil.which("psql")
@@ -116,7 +131,10 @@ def psql(context: typer.Context) -> None:
 
 @app.command(name="migrate")
 def migrate_schema(as_json: show.AsJson = False) -> None:
-    """Bring the schema up to date."""
+    """Bring the schema up to date.
+
+    Example: kg db migrate
+    """
     with (
         wiring.open_database(settings.load(), "kg db migrate", show.say) as database,
         database.connect() as connection,

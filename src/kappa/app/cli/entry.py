@@ -1,9 +1,4 @@
-"""Where `kg` begins, and where every error becomes one clear line.
-
-Exit codes: 0 done; 1 failed, and said why; 2 the command line makes no sense, or a payload that can't be read; 3 the
-server does not run, or can't answer now; 4 the server knows no such token, or its user may not do this;
-130 interrupted.
-"""
+"""Where `kg` begins, and where every error becomes one clear line."""
 
 import sys
 
@@ -13,23 +8,35 @@ NO_SERVER = 3
 NOT_ALLOWED = 4
 INTERRUPTED = 130
 
+EXIT_CODES = {
+    0: "done",
+    FAILED: "failed, and said why",
+    NONSENSE: "the command line makes no sense, or a payload or password that was handed over can't be read",
+    NO_SERVER: "the server does not run, doesn't answer, or is about to stop",
+    NOT_ALLOWED: "the server knows no such token, or its user may not do this",
+    INTERRUPTED: "interrupted",
+}
+
 
 def main() -> None:
     try:
         from kappa.app.cli.commands import app
-    except ModuleNotFoundError as error:
-        sys.exit(f"kg: {error.name} is missing: the command line needs `pip install 'kappa[app]'`")
-    from kappa.app.cli.show import printable
-    from kappa.pg import KappaError
 
-    try:
         app()
-    except KappaError as error:
-        sys.stderr.write(f"kg: {printable(' '.join(str(error).split()))}\n")
-        sys.exit(_exit_code(error))
+    except ModuleNotFoundError as error:
+        sys.exit(f"kg: {error.name} is missing: this command needs `pip install 'kappa[app]'`")
     except KeyboardInterrupt:
         sys.stderr.write("kg: interrupted\n")
         sys.exit(INTERRUPTED)
+    except Exception as error:
+        # What can go wrong is known where it went wrong; to name it here would load it for every command.
+        from kappa.app.cli.show import printable
+        from kappa.pg import KappaError
+
+        if not isinstance(error, KappaError):
+            raise
+        sys.stderr.write(f"kg: {printable(' '.join(str(error).split()))}\n")
+        sys.exit(_exit_code(error))
 
 
 def _exit_code(error: Exception) -> int:

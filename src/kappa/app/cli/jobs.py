@@ -7,7 +7,7 @@ import typer
 
 from kappa.app import remote, settings
 from kappa.app.api.schemas import EnqueuedJob, JobPage, JobView, Me
-from kappa.app.cli import progress, show, tables, values
+from kappa.app.cli import complete, progress, show, tables, values
 from kappa.app.remote import Server, ServerRefused
 from kappa.engine import JobState
 
@@ -17,10 +17,19 @@ app = typer.Typer(no_args_is_help=True, help="Jobs: enqueue, list, show, watch, 
 
 LARGEST_PAGE = 500
 
-Id = Annotated[int, typer.Argument(metavar="ID", min=1, max=2**63 - 1, help="The job.", show_default=False)]
-Ids = Annotated[
-    list[int], typer.Argument(metavar="ID", min=1, max=2**63 - 1, help="The jobs, one or more.", show_default=False)
+Id = Annotated[
+    int,
+    typer.Argument(
+        metavar="ID", min=1, max=2**63 - 1, help="The job.", show_default=False, autocompletion=complete.jobs
+    ),
 ]
+Ids = Annotated[
+    list[int],
+    typer.Argument(
+        metavar="ID", min=1, max=2**63 - 1, help="The jobs, one or more.", show_default=False,
+        autocompletion=complete.jobs,
+    ),
+]  # fmt: skip
 Wait = Annotated[
     float,
     typer.Option(
@@ -32,7 +41,10 @@ WAIT = 120.0
 
 @app.command()
 def enqueue(
-    kind: Annotated[str, typer.Argument(help="The kind of job, as in self_test.", show_default=False)],
+    kind: Annotated[
+        str,
+        typer.Argument(help="The kind of job, as in self_test.", show_default=False, autocompletion=complete.kinds),
+    ],
     payload: Annotated[
         str | None,
         typer.Option(metavar="JSON", help="The payload: JSON, @FILE, or - for standard input.", show_default="null"),
@@ -83,8 +95,10 @@ def enqueue(
 @app.command(name="list")
 def list_jobs(
     state: Annotated[list[JobState] | None, typer.Option(help="Only in this state; may be repeated.")] = None,
-    kind: Annotated[list[str] | None, typer.Option(help="Only of this kind; may be repeated.")] = None,
-    lane: Annotated[str | None, typer.Option(help="Only in this lane.")] = None,
+    kind: Annotated[
+        list[str] | None, typer.Option(help="Only of this kind; may be repeated.", autocompletion=complete.kinds)
+    ] = None,
+    lane: Annotated[str | None, typer.Option(help="Only in this lane.", autocompletion=complete.lanes)] = None,
     submitted_by: Annotated[str | None, typer.Option(metavar="NAME", help="Only those of this user.")] = None,
     mine: Annotated[bool, typer.Option("--mine", help="Only one's own.")] = False,
     limit: Annotated[int, typer.Option(min=1, max=LARGEST_PAGE, help="So many at most.")] = 50,

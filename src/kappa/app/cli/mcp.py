@@ -7,16 +7,15 @@ import sys
 from kappa.app import settings
 from kappa.app.cli import show
 
-HELP = """Speak the Model Context Protocol on standard input and output, for an agent that starts this command.
-
-It is a client of the server that `kg up` runs on this machine, or of the one that KAPPA_SERVER and KAPPA_TOKEN name,
-and may do what its token may do. A configuration for an agent:
-
-    {"mcpServers": {"kappa": {"command": "kg", "args": ["mcp"]}}}
-"""
-
 
 def mcp() -> None:
+    """Speak the Model Context Protocol with an agent that starts this command.
+
+    It is a client of the server that `kg up` runs on this machine, or of the one that KAPPA_SERVER and KAPPA_TOKEN
+    name, and may do what its token may do.
+
+    Example: {"mcpServers": {"kappa": {"command": "kg", "args": ["mcp"]}}}
+    """
     from kappa.app.mcp import stdio  # it takes half a second to load, and no other command needs it
 
     if sys.stdin.isatty():

@@ -3,15 +3,15 @@
 import json
 import os
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from pydantic import BaseModel
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from kappa.app.usecases.doctor import Finding, Level
+if TYPE_CHECKING:
+    from kappa.app.usecases.doctor import Finding
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
@@ -29,7 +29,7 @@ def _console(*, stderr: bool = False) -> Console:
 out = _console()
 err = _console(stderr=True)
 
-_MARKS = {Level.OK: ("✓", "green"), Level.NOTE: ("•", "yellow"), Level.PROBLEM: ("✗", "red")}
+_MARKS = {"ok": ("✓", "green"), "note": ("•", "yellow"), "problem": ("✗", "red")}
 
 
 def say(line: str) -> None:
@@ -52,6 +52,8 @@ def as_json_line(value: object) -> None:
 
 
 def _plain(value: object) -> object:
+    from pydantic import BaseModel  # a command that prints no such value doesn't wait for it
+
     return value.model_dump(mode="json") if isinstance(value, BaseModel) else str(value)
 
 
@@ -76,7 +78,7 @@ def table(*titles: str) -> Table:
     return made
 
 
-def findings(found: Sequence[Finding]) -> None:
+def findings(found: "Sequence[Finding]") -> None:
     rows = table("", "looked at", "found", "what follows")
     for finding in found:
         mark, colour = _MARKS[finding.level]

@@ -6,7 +6,7 @@ import typer
 
 from kappa.app import remote, settings
 from kappa.app.api.schemas import NewTokenView, TokenView
-from kappa.app.cli import show, tables, values
+from kappa.app.cli import complete, show, tables, values
 
 app = typer.Typer(no_args_is_help=True, help="Tokens: what programs show to the server.")
 
@@ -16,7 +16,10 @@ def make(
     name: Annotated[str, typer.Argument(help="What it is for, as in 'CI'.", show_default=False)],
     user: Annotated[str | None, typer.Option("--user", metavar="NAME", help="Whose token, if not one's own.")] = None,
     scope: Annotated[
-        list[str] | None, typer.Option(metavar="PERMISSION", help="Let it do this alone; may be repeated.")
+        list[str] | None,
+        typer.Option(
+            metavar="PERMISSION", help="Let it do this alone; may be repeated.", autocompletion=complete.permissions
+        ),
     ] = None,
     lasts: Annotated[
         float,

@@ -10,7 +10,7 @@ import typer
 
 from kappa.app import remote, settings
 from kappa.app.api.schemas import ArtifactView, JobView, ToolLogs, ToolRunPage, ToolRunView, ToolView
-from kappa.app.cli import show, tables, values
+from kappa.app.cli import complete, show, tables, values
 from kappa.app.remote import Server, segment
 from kappa.engine import JobState
 
@@ -19,7 +19,9 @@ app = typer.Typer(no_args_is_help=True, help="Tools: register, run, follow, take
 LOOK_EVERY = 0.5
 
 RunId = Annotated[int, typer.Argument(metavar="RUN", min=1, max=2**63 - 1, help="The run.", show_default=False)]
-Name = Annotated[str, typer.Argument(metavar="NAME", help="The tool.", show_default=False)]
+Name = Annotated[
+    str, typer.Argument(metavar="NAME", help="The tool.", show_default=False, autocompletion=complete.tools)
+]
 Version = Annotated[str | None, typer.Option(help="This version.", show_default="the newest")]
 
 

@@ -7,7 +7,7 @@ import typer
 
 from kappa.app import remote, settings
 from kappa.app.api.schemas import Me, UserView
-from kappa.app.cli import show, tables, values
+from kappa.app.cli import complete, show, tables, values
 
 app = typer.Typer(no_args_is_help=True, help="Users: make, list, show, give roles and passwords, switch on and off.")
 
@@ -20,7 +20,10 @@ FromStdin = Annotated[
 @app.command()
 def make(
     name: Name,
-    role: Annotated[list[str] | None, typer.Option(metavar="ROLE", help="A role; may be repeated.")] = None,
+    role: Annotated[
+        list[str] | None,
+        typer.Option(metavar="ROLE", help="A role; may be repeated.", autocompletion=complete.roles),
+    ] = None,
     password_stdin: FromStdin = False,
     no_password: Annotated[bool, typer.Option("--no-password", help="Ask for none: tokens alone let in.")] = False,
     as_json: show.AsJson = False,

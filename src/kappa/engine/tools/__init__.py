@@ -6,19 +6,20 @@ async with engine.async_client() as client:
     await Tools(client).run("wc", inputs={"text": "to be or not"})
 """
 
-from collections.abc import Mapping
-from importlib.util import find_spec
-from pathlib import Path
+from typing import TYPE_CHECKING
 
-from kappa.engine.engine import Engine
-from kappa.engine.tools.client import CONTAINERS, KIND, ToolError, ToolLimits, ToolNotFound, Tools
-from kappa.engine.tools.collect import ArtifactStore, Stored
-from kappa.engine.tools.container_host import engine_url
-from kappa.engine.tools.contract import ContractBroken
-from kappa.engine.tools.handler import Bench
-from kappa.engine.tools.process_runner import ProcessRunner
-from kappa.engine.tools.run import Exit, Found, Identity, Limits, Runner, RunnerUnavailable, Spec
-from kappa.engine.tools.store import LogPiece, Tool, ToolRun
+from kappa import late
+
+if TYPE_CHECKING:
+    from kappa.engine.tools.client import CONTAINERS, KIND, ToolError, ToolNotFound, Tools
+    from kappa.engine.tools.collect import ArtifactStore, Stored
+    from kappa.engine.tools.contract import ContractBroken
+    from kappa.engine.tools.handler import Bench
+    from kappa.engine.tools.limits import ToolLimits
+    from kappa.engine.tools.process_runner import ProcessRunner
+    from kappa.engine.tools.run import Exit, Found, Identity, Limits, Runner, RunnerUnavailable, Spec
+    from kappa.engine.tools.set_up import artifacts_of, install, runners_here
+    from kappa.engine.tools.store import LogPiece, Tool, ToolRun
 
 __all__ = [
     "CONTAINERS",
@@ -47,30 +48,7 @@ __all__ = [
     "runners_here",
 ]
 
+_HOMES = ("limits", "contract", "run", "collect", "store", "client", "handler", "process_runner", "set_up")
 
-def install(engine: Engine, home: Path, runners: Mapping[str, Runner] | None = None) -> Bench:
-    """Let workers of this engine do tool runs, with their directories and artifacts in a home."""
-    home = home.expanduser().absolute()
-    root = home / "runs"
-    root.mkdir(parents=True, exist_ok=True, mode=0o700)
-    found = runners if runners is not None else runners_here(home)
-    bench = Bench(engine.database, root, ArtifactStore(artifacts_of(home)), found)
-    engine.job(KIND, adoptable=True)(bench.handle)
-    return bench
-
-
-def runners_here(home: Path) -> dict[str, Runner]:
-    """Processes always; containers if there is an engine, and the library to speak with it."""
-    root = home / "runs"
-    found: dict[str, Runner] = {"process": ProcessRunner(root, hidden=[home])}
-    if find_spec("docker") is not None and (url := engine_url()) is not None:
-        # The library is large, and only those who have an engine need it.
-        from kappa.engine.tools.container_runner import ContainerRunner
-
-        found["container"] = ContainerRunner(root, url)
-    return found
-
-
-def artifacts_of(home: Path) -> Path:
-    """Where the artifacts of a home are stored."""
-    return home.expanduser().absolute() / "artifacts"
+if not TYPE_CHECKING:
+    __getattr__ = late.names(__name__, __all__, _HOMES)

@@ -5,7 +5,7 @@ from datetime import timedelta
 from typing import Any, TypeVar
 
 from psycopg import AsyncConnection, errors
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import ValidationError
 from pydantic_core import to_json
 
 from kappa.engine.async_client import AsyncClient
@@ -14,6 +14,7 @@ from kappa.engine.model import JobState, Needs
 from kappa.engine.tools import store
 from kappa.engine.tools.collect import Stored
 from kappa.engine.tools.handler import ToolRunPayload
+from kappa.engine.tools.limits import ToolLimits
 from kappa.engine.tools.store import LogPiece, Tool, ToolRun
 from kappa.pg.ops import Op, run_async
 from kappa.pg.queries import Row
@@ -35,18 +36,6 @@ class ToolNotFound(EngineError):
 
 class ToolError(EngineError):
     """A tool that can't be as it was asked to be."""
-
-
-class ToolLimits(BaseModel):
-    """The limits of a tool, as they are registered."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    cpus: float | None = Field(default=None, gt=0, le=256)
-    memory_mb: int | None = Field(default=None, ge=16, le=1024 * 1024)
-    pids: int | None = Field(default=None, ge=4, le=32768)
-    tmp_mb: int | None = Field(default=None, ge=1, le=1024 * 1024)
-    output_mb: int | None = Field(default=None, ge=1, le=1024 * 1024)
 
 
 class Tools:

@@ -17,6 +17,7 @@ from kappa.app.usecases.credentials import Credentials
 from kappa.app.usecases.fleet import FleetWorkers
 from kappa.app.usecases.graph import KnowledgeGraph
 from kappa.app.usecases.jobs import Jobs
+from kappa.app.usecases.overview import Overview
 from kappa.app.usecases.passes import Passes
 from kappa.app.usecases.passwords import Passwords
 from kappa.app.usecases.people import People
@@ -47,6 +48,7 @@ class Services:
     people: People
     jobs: Jobs
     workers: Workers
+    overview: Overview
     watchtower: Watchtower
     tool_runs: ToolRuns
     fleet: FleetApp
@@ -89,6 +91,7 @@ async def open_services(settings: Settings, engine: Engine) -> AsyncGenerator[Se
         passes.opened() as doorman,
         fleet.opened(),
         knowledge.opened(database, graph_config(settings), metrics.asked) as graph,
+        Overview(client).opened() as overview,
     ):
         passwords = Passwords()
         people = People(auth, passwords)
@@ -110,6 +113,7 @@ async def open_services(settings: Settings, engine: Engine) -> AsyncGenerator[Se
                 people=people,
                 jobs=Jobs(client),
                 workers=Workers(client),
+                overview=overview,
                 watchtower=watchtower,
                 tool_runs=ToolRuns(
                     client,

@@ -31,6 +31,7 @@ from kappa.graph.model import (
     NewRelation,
     Ontology,
     Order,
+    Passage,
     Paths,
     Polarity,
     Related,
@@ -259,6 +260,12 @@ class Graph:
         self._only_own("has no evidence")
         with self._pool.connection() as connection:
             return documents.instances_of(connection, concept_id, limit)
+
+    def passage(self, document: UUID, start: int, end: int) -> Passage | None:
+        """A stretch of a document's text; None if there is no such document."""
+        self._only_own("has no documents")
+        with self._pool.connection() as connection:
+            return documents.passage(connection, document, start, end)
 
     def relation_types(self) -> list[RelationType]:
         with self._pool.connection() as connection:

@@ -125,6 +125,15 @@ class Document:
 
 
 @dataclass(frozen=True, slots=True)
+class Passage:
+    """A stretch of a document's text, and at which character it begins."""
+
+    document: Document
+    start: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Instance:
     """An evidence quote, with where it stands."""
 

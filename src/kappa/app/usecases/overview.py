@@ -8,7 +8,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from itertools import pairwise
@@ -68,12 +68,12 @@ class Glance:
 class Pulse:
     """How many jobs end, looked at now and then by every server for itself."""
 
-    def __init__(self, client: AsyncClient) -> None:
-        self._client = client
+    def __init__(self, count: Callable[[], Awaitable[int]]) -> None:
+        self._count = count
         self._seen: deque[tuple[float, int]] = deque(maxlen=int(HOUR / SAMPLED) + 1)
 
     async def run_once(self, now: float | None = None) -> None:
-        self._seen.append((time.monotonic() if now is None else now, await self._client.finished_so_far()))
+        self._seen.append((time.monotonic() if now is None else now, await self._count()))
 
     def per_minute(self) -> list[float]:
         looks = list(self._seen)
@@ -97,7 +97,7 @@ class Overview:
 
     def __init__(self, client: AsyncClient) -> None:
         self._client = client
-        self.pulse = Pulse(client)
+        self.pulse = Pulse(client.finished_so_far)
         self._known: tuple[float, Glance] | None = None
         self._looking = asyncio.Lock()
 

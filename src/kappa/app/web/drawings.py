@@ -39,7 +39,7 @@ class Mark:
     x: float
     y: float
     at_end: bool
-    """The label stands to the left of the point, for lack of room."""
+    """The label stands to the left of the point: away from the middle where there is room."""
     tone: str
 
 
@@ -65,12 +65,11 @@ def axis(items: Sequence[tuple[str, float]]) -> Axis:
     def x(position: float) -> float:
         return round(AXIS_WIDTH * (0.5 + position / reach / 2), 1)
 
-    marks = [
-        Mark(
-            label, position, x(position), 40 + ROW * row, position > 0,
-            "plus" if position > NEUTRAL else "minus" if position < -NEUTRAL else "neither",
-        )
-        for row, (label, position) in enumerate(items)
-    ]  # fmt: skip
+    marks: list[Mark] = []
+    for row, (label, position) in enumerate(items):
+        wide = 7.5 * len(label) + 12
+        outwards = x(position) + wide <= AXIS_WIDTH if position > 0 else x(position) - wide >= 0
+        tone = "plus" if position > NEUTRAL else "minus" if position < -NEUTRAL else "neither"
+        marks.append(Mark(label, position, x(position), 40 + ROW * row, (position > 0) != outwards, tone))
     height = 40 + ROW * max(1, len(items))
     return Axis(AXIS_WIDTH, height, x(0), x(-NEUTRAL), x(NEUTRAL), x(-1), x(1), marks)

@@ -30,8 +30,9 @@ CREATE TRIGGER jobs_note_event AFTER UPDATE OF state, lease_token ON kappa.jobs 
     WHEN (OLD.state = 'running' AND (NEW.state <> 'running' OR OLD.lease_token IS DISTINCT FROM NEW.lease_token))
     EXECUTE FUNCTION kappa.note_event();
 
--- Of a million jobs that ended, those that did not end well are found at once.
+-- Of a million jobs that ended, those that did not end well are found at once, and so are those of one submitter.
 CREATE INDEX finished_jobs_unwell ON kappa.finished_jobs (id) WHERE state <> 'succeeded';
+CREATE INDEX finished_jobs_submitter ON kappa.finished_jobs (submitted_by, id) WHERE submitted_by IS NOT NULL;
 
 CREATE VIEW kappa.live_jobs AS
 SELECT id, lane, kind, state, priority, payload, created_at, submitted_by, dedup_key, parent_id, spawn_key, retry_of,

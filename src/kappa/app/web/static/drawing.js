@@ -1,7 +1,7 @@
 // Draws a part of the graph: springs along relations, repulsion between concepts; a click on one grows its neighbourhood.
 
 const SVG = "http://www.w3.org/2000/svg";
-const WIDTH = 900, HEIGHT = 560, SPRING = 95, STEPS = 250;
+const SPRING = 110, PUSH = 9000, STEPS = 250;
 const still = window.matchMedia("(prefers-reduced-motion: reduce)");
 
 const make = (name, parent, attributes = {}) => {
@@ -20,17 +20,23 @@ class Drawing {
     this.nodes = new Map();
     this.edges = new Map();
     this.scale = 1; this.x = 0; this.y = 0;
+    place.hidden = false;
+    this.measure();
     this.listen();
   }
 
+  measure() {
+    const box = this.svg.getBoundingClientRect();
+    this.width = Math.max(200, box.width); this.height = Math.max(200, box.height);
+    this.svg.setAttribute("viewBox", `0 0 ${this.width} ${this.height}`);
+  }
+
   async begin() {
-    this.place.hidden = false;
     const first = this.place.dataset.seed;
     await this.fetch(this.place.dataset.drawing, null);
     if (first && this.nodes.has(first)) { this.nodes.get(first).grown = true; this.choose(this.nodes.get(first)); }
     else if (this.nodes.size) this.choose(this.nodes.values().next().value);
     this.show();
-    this.fit();
   }
 
   async grow(node) {
@@ -60,7 +66,7 @@ class Drawing {
       if (this.nodes.has(one.id)) continue;
       // A spiral: the same picture for the same answer.
       const turn = this.nodes.size * 2.4, far = 30 + 14 * Math.sqrt(this.nodes.size);
-      const from = origin || { x: WIDTH / 2, y: HEIGHT / 2 };
+      const from = origin || { x: this.width / 2, y: this.height / 2 };
       this.nodes.set(one.id, { ...one, x: from.x + far * Math.cos(turn), y: from.y + far * Math.sin(turn) });
     }
     for (const one of found.edges) {
@@ -70,18 +76,19 @@ class Drawing {
       else this.edges.set(key, { from: this.nodes.get(one.from), to: this.nodes.get(one.to), types: new Set([one.type]), on: one.on });
     }
     this.settle();
+    const fresh = before ? `, ${this.nodes.size - before} new` : "";
     const more = found.found > found.nodes.length ? `, of ${found.found} around` : "";
-    this.say(`${this.nodes.size} concepts, ${this.nodes.size - before} new${more}${found.complete ? "" : "; not all could be read"}`);
+    this.say(`${this.nodes.size} concepts${fresh}${more}${found.complete ? "" : "; not all could be read"}`);
   }
 
   settle() {
-    const all = [...this.nodes.values()], links = [...this.edges.values()];
+    const all = [...this.nodes.values()], links = [...this.edges.values()], tall = this.height / this.width;
     for (let step = 0; step < STEPS; step++) {
       const heat = 12 * (1 - step / STEPS);
-      for (const one of all) { one.dx = (WIDTH / 2 - one.x) * 0.012; one.dy = (HEIGHT / 2 - one.y) * 0.02; }
+      for (const one of all) { one.dx = (this.width / 2 - one.x) * 0.01 * tall; one.dy = (this.height / 2 - one.y) * 0.01 / tall; }
       for (let i = 0; i < all.length; i++) {
         for (let j = i + 1; j < all.length; j++) {
-          const a = all[i], b = all[j], x = a.x - b.x || 0.1, y = a.y - b.y || 0.1, push = 5200 / (x * x + y * y + 25);
+          const a = all[i], b = all[j], x = a.x - b.x || 0.1, y = a.y - b.y || 0.1, push = PUSH / (x * x + y * y + 25);
           const far = Math.hypot(x, y), px = (x / far) * push, py = (y / far) * push;
           a.dx += px; a.dy += py; b.dx -= px; b.dy -= py;
         }
@@ -133,6 +140,7 @@ class Drawing {
   }
 
   animate() {
+    this.fit();
     const begun = performance.now(), long = still.matches ? 0 : 350, ever = this.turn = (this.turn || 0) + 1;
     for (const one of this.nodes.values()) { one.ox = one.px; one.oy = one.py; }
     const frame = (now) => {
@@ -168,13 +176,13 @@ class Drawing {
     if (!all.length) return;
     const xs = all.map((one) => one.x), ys = all.map((one) => one.y);
     const left = Math.min(...xs) - 70, right = Math.max(...xs) + 70, top = Math.min(...ys) - 30, bottom = Math.max(...ys) + 40;
-    this.scale = Math.min(1.6, WIDTH / (right - left), HEIGHT / (bottom - top));
-    this.x = WIDTH / 2 - (this.scale * (left + right)) / 2;
-    this.y = HEIGHT / 2 - (this.scale * (top + bottom)) / 2;
+    this.scale = Math.min(1.5, this.width / (right - left), this.height / (bottom - top));
+    this.x = this.width / 2 - (this.scale * (left + right)) / 2;
+    this.y = this.height / 2 - (this.scale * (top + bottom)) / 2;
     this.place_view();
   }
 
-  zoom(by, x = WIDTH / 2, y = HEIGHT / 2) {
+  zoom(by, x = this.width / 2, y = this.height / 2) {
     const scale = Math.min(6, Math.max(0.15, this.scale * by));
     this.x = x - ((x - this.x) * scale) / this.scale;
     this.y = y - ((y - this.y) * scale) / this.scale;
@@ -185,8 +193,8 @@ class Drawing {
   place_view() { this.view.setAttribute("transform", `translate(${this.x.toFixed(1)} ${this.y.toFixed(1)}) scale(${this.scale.toFixed(3)})`); }
 
   at(event) {
-    const box = this.svg.getBoundingClientRect(), unit = Math.max(WIDTH / box.width, HEIGHT / box.height);
-    return { x: WIDTH / 2 + (event.clientX - box.left - box.width / 2) * unit, y: HEIGHT / 2 + (event.clientY - box.top - box.height / 2) * unit };
+    const box = this.svg.getBoundingClientRect();
+    return { x: event.clientX - box.left, y: event.clientY - box.top };
   }
 
   listen() {
@@ -200,6 +208,7 @@ class Drawing {
       const { x, y } = this.at(event);
       this.zoom(event.deltaY < 0 ? 1.12 : 1 / 1.12, x, y);
     }, { passive: false });
+    new ResizeObserver(() => { this.measure(); this.fit(); }).observe(this.svg);
     let last = null;
     this.svg.addEventListener("pointerdown", (event) => { last = this.at(event); this.moved = false; });
     window.addEventListener("pointerup", () => { last = null; });

@@ -90,6 +90,7 @@ def up(
         if not settings.queue_enabled:
             options = replace(options, lanes=False)
         with (
+            closing(engine),
             closing(tools.install(engine, settings.home)) as bench,
             bench.sweeping() if not options.workers else nullcontext(),
             asyncio.Runner(loop_factory=loop_factory()) as runner,

@@ -16,6 +16,7 @@ from kappa.app.usecases import graph as knowledge
 from kappa.app.usecases.credentials import Credentials
 from kappa.app.usecases.fleet import FleetWorkers
 from kappa.app.usecases.graph import KnowledgeGraph
+from kappa.app.usecases.ingest import Ingestions
 from kappa.app.usecases.jobs import Jobs
 from kappa.app.usecases.overview import Overview
 from kappa.app.usecases.passes import Passes
@@ -54,6 +55,7 @@ class Services:
     fleet: FleetApp
     fleet_workers: FleetWorkers
     graph: KnowledgeGraph
+    ingestions: Ingestions
     metrics: Metrics
     observers: tuple[Observer, ...]
     """Who is told of every request when it is over."""
@@ -104,6 +106,7 @@ async def open_services(settings: Settings, engine: Engine) -> AsyncGenerator[Se
         )
         metrics.show_fleet(fleet_app)
         metrics.show_graph(graph)
+        ingestions = Ingestions(client, graph, settings)
         try:
             yield Services(
                 settings=settings,
@@ -125,9 +128,11 @@ async def open_services(settings: Settings, engine: Engine) -> AsyncGenerator[Se
                 fleet=fleet_app,
                 fleet_workers=FleetWorkers(fleet),
                 graph=graph,
+                ingestions=ingestions,
                 metrics=metrics,
                 observers=(metrics.answered,) if traced is None else (metrics.answered, traced.answered),
             )
         finally:
             stop()
+            await run_sync(ingestions.close)
             await watchtower.close()

@@ -78,6 +78,12 @@ class Settings(BaseSettings):
     graph_vectors_mb: int = Field(
         default=1024, ge=0, description="Megabytes that the graph's embeddings in memory may take; 0 keeps none"
     )
+    provider: str = Field(default="local", description="The provider that extracts where a request names none")
+    embedder: str = Field(default="local", description="The model that embeds; another one means to embed all anew")
+    chunk_target: int = Field(default=1000, ge=1, description="Words that a chunk of a document should have")
+    chunk_least: int = Field(default=800, ge=1, description="Words that it has at least")
+    chunk_most: int = Field(default=1500, ge=1, description="Words that it has at most")
+    chunk_overlap: int = Field(default=200, ge=0, description="Words that it repeats of the chunk before it")
     grace: float = Field(default=30, ge=0, description="Seconds that running jobs and requests get when a server stops")
     log_format: LogFormat = Field(default=LogFormat.TEXT, description="How the lines of the log look: `text` or `json`")
     log_level: LogLevel = Field(default=LogLevel.INFO, description="`debug`, `info`, `warning` or `error`")

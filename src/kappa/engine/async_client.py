@@ -6,7 +6,7 @@ if that transaction commits. The blocking client in `client.py` is generated fro
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -16,7 +16,7 @@ from psycopg import AsyncConnection
 
 from kappa.engine.errors import BadPayload, EngineError, IllegalTransition, JobNotFound, LaneError, UnknownKind
 from kappa.engine.model import Enqueued, Job, JobEvent, JobState, Lane, Needs, Relative, Schedule, WorkerSeen
-from kappa.engine.registry import Registry
+from kappa.engine.registry import Registry, dump_untyped
 from kappa.engine.schedule import first_fault, interval
 from kappa.engine.store import copy_rows, insight, jobs, lanes, maintenance
 from kappa.engine.store.jobs import NewJob
@@ -73,12 +73,14 @@ class AsyncClient:
         submitted_by: str | None = None,
         retry_of: int | None = None,
         needs: Needs | None = None,
+        estimate: Any = None,
         connection: AsyncConnection[Row] | None = None,
     ) -> Enqueued:
         """Put one job in. With a `dedup_key` that a live job has, that job is given back as `existing`.
 
         A kind that asks for approval waits for it, unless `auto_approve` says who approved beforehand or `submitted_by`
-        is among those whose jobs need none. `needs` says which remote workers can do it, in a fleet lane.
+        is among those whose jobs need none. `needs` says which remote workers can do it, in a fleet lane. `estimate` is
+        for whoever approves it, in place of what the kind itself makes of the payload.
         """
         _check_needs(needs)
         new = self._new_job(
@@ -88,6 +90,8 @@ class AsyncClient:
         )  # fmt: skip
         if at is not None or delay is not None:
             _set_time(new, at, delay)
+        if estimate is not None:
+            new.estimate = dump_untyped(kind, estimate)
         async with self._session(connection) as session:
             if needs is None:
                 return await self._put_in(session, new)
@@ -181,18 +185,25 @@ class AsyncClient:
     async def cancel(
         self, job_id: int, reason: str = "cancelled", *, connection: AsyncConnection[Row] | None = None
     ) -> JobState:
-        """Cancel a job. One that runs is told to stop and stays `running` until it did."""
+        """Cancel a job, and its children. One that runs is told to stop and stays `running` until it did."""
         async with self._session(connection) as session:
             for _ in range(5):
                 if await run_async(session, jobs.cancel_before_start(job_id, BEFORE_START, reason)):
+                    await self._cancel_children(session, job_id)
                     return JobState.CANCELLED
                 if await run_async(session, jobs.request_cancel(job_id, reason)):
+                    await self._cancel_children(session, job_id)
                     return JobState.RUNNING
                 job = await run_async(session, jobs.show(job_id))
                 if job is None or job.state.terminal:
                     break
             await self._refuse(session, job_id, "cancelled")
             raise AssertionError
+
+    async def _cancel_children(self, session: AsyncConnection[Row], job_id: int) -> None:
+        for child in await run_async(session, jobs.live_children(job_id)):
+            with suppress(IllegalTransition):  # it has ended meanwhile
+                await self.cancel(child, f"job {job_id}, which began it, was cancelled", connection=session)
 
     async def retry(
         self, job_id: int, *, approved: bool = True, connection: AsyncConnection[Row] | None = None
@@ -238,12 +249,14 @@ class AsyncClient:
         submitted_by: str | None = None,
         before: int | None = None,
         limit: int = 50,
+        connection: AsyncConnection[Row] | None = None,
     ) -> list[Job]:
         """Jobs, the newest first; `before` continues after the last id of a page."""
         op = jobs.list_jobs(
             states=states, kinds=kinds, lane=lane, submitted_by=submitted_by, before=before, limit=limit
         )
-        return await self._do(op)
+        async with self._session(connection) as session:
+            return await run_async(session, op)
 
     async def show_many(self, job_ids: Sequence[int]) -> list[Job]:
         """Those of the jobs that there are, by id, in one statement."""

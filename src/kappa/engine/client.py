@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Generator, Iterable, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -12,7 +12,7 @@ from psycopg import Connection
 
 from kappa.engine.errors import BadPayload, EngineError, IllegalTransition, JobNotFound, LaneError, UnknownKind
 from kappa.engine.model import Enqueued, Job, JobEvent, JobState, Lane, Needs, Relative, Schedule, WorkerSeen
-from kappa.engine.registry import Registry
+from kappa.engine.registry import Registry, dump_untyped
 from kappa.engine.schedule import first_fault, interval
 from kappa.engine.store import copy_rows, insight, jobs, lanes, maintenance
 from kappa.engine.store.jobs import NewJob
@@ -69,12 +69,14 @@ class Client:
         submitted_by: str | None = None,
         retry_of: int | None = None,
         needs: Needs | None = None,
+        estimate: Any = None,
         connection: Connection[Row] | None = None,
     ) -> Enqueued:
         """Put one job in. With a `dedup_key` that a live job has, that job is given back as `existing`.
 
         A kind that asks for approval waits for it, unless `auto_approve` says who approved beforehand or `submitted_by`
-        is among those whose jobs need none. `needs` says which remote workers can do it, in a fleet lane.
+        is among those whose jobs need none. `needs` says which remote workers can do it, in a fleet lane. `estimate` is
+        for whoever approves it, in place of what the kind itself makes of the payload.
         """
         _check_needs(needs)
         new = self._new_job(
@@ -84,6 +86,8 @@ class Client:
         )  # fmt: skip
         if at is not None or delay is not None:
             _set_time(new, at, delay)
+        if estimate is not None:
+            new.estimate = dump_untyped(kind, estimate)
         with self._session(connection) as session:
             if needs is None:
                 return self._put_in(session, new)
@@ -175,18 +179,25 @@ class Client:
                 self._refuse(session, job_id, "cancelled by a rejection")
 
     def cancel(self, job_id: int, reason: str = "cancelled", *, connection: Connection[Row] | None = None) -> JobState:
-        """Cancel a job. One that runs is told to stop and stays `running` until it did."""
+        """Cancel a job, and its children. One that runs is told to stop and stays `running` until it did."""
         with self._session(connection) as session:
             for _ in range(5):
                 if run(session, jobs.cancel_before_start(job_id, BEFORE_START, reason)):
+                    self._cancel_children(session, job_id)
                     return JobState.CANCELLED
                 if run(session, jobs.request_cancel(job_id, reason)):
+                    self._cancel_children(session, job_id)
                     return JobState.RUNNING
                 job = run(session, jobs.show(job_id))
                 if job is None or job.state.terminal:
                     break
             self._refuse(session, job_id, "cancelled")
             raise AssertionError
+
+    def _cancel_children(self, session: Connection[Row], job_id: int) -> None:
+        for child in run(session, jobs.live_children(job_id)):
+            with suppress(IllegalTransition):  # it has ended meanwhile
+                self.cancel(child, f"job {job_id}, which began it, was cancelled", connection=session)
 
     def retry(self, job_id: int, *, approved: bool = True, connection: Connection[Row] | None = None) -> Enqueued:
         """Enqueue a finished job anew. Terminal states never change: it is a new job that knows its origin.
@@ -230,12 +241,14 @@ class Client:
         submitted_by: str | None = None,
         before: int | None = None,
         limit: int = 50,
+        connection: Connection[Row] | None = None,
     ) -> list[Job]:
         """Jobs, the newest first; `before` continues after the last id of a page."""
         op = jobs.list_jobs(
             states=states, kinds=kinds, lane=lane, submitted_by=submitted_by, before=before, limit=limit
         )
-        return self._do(op)
+        with self._session(connection) as session:
+            return run(session, op)
 
     def show_many(self, job_ids: Sequence[int]) -> list[Job]:
         """Those of the jobs that there are, by id, in one statement."""

@@ -31,6 +31,7 @@ class Engine:
         self.registry = Registry()
         self.signals = Signals()
         self._lanes: dict[str, Lane] = {}
+        self._at_end: list[Callable[[], object]] = []
 
     def job(
         self,
@@ -62,6 +63,15 @@ class Engine:
         """Declare a lane that `install` makes if there is none of its name."""
         self._lanes[lane.name] = lane
         return lane
+
+    def at_end(self, act: Callable[[], object]) -> None:
+        """Have this called by `close`: what handlers share and somebody must put away."""
+        self._at_end.append(act)
+
+    def close(self) -> None:
+        """Put away what handlers share, last first; for when the last worker and client of this engine have ended."""
+        while self._at_end:
+            self._at_end.pop()()
 
     @property
     def served_lanes(self) -> tuple[str, ...]:

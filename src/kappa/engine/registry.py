@@ -42,7 +42,7 @@ class Handler:
     def dump_payload(self, value: Any) -> str:
         """JSON text of a payload that the type accepts."""
         if self.plain:
-            return _dump_untyped(self.kind, value)
+            return dump_untyped(self.kind, value)
         try:
             text = _storable(self.payload.dump_json(self.payload.validate_python(value)).decode())
             if "null" in text:
@@ -61,7 +61,7 @@ class Handler:
         """What the job will cost, for whoever approves it."""
         if not self.approval or self.estimate is None:
             return None
-        return _dump_untyped(self.kind, self.estimate(self.load_payload(payload)))
+        return dump_untyped(self.kind, self.estimate(self.load_payload(payload)))
 
     def dump_result(self, value: Any) -> str:
         try:
@@ -127,14 +127,14 @@ class Registry:
     def dumper(self, kind: str) -> Callable[[Any], str]:
         """What makes JSON text of the kind's payloads."""
         handler = self._handlers.get(kind)
-        return handler.dump_payload if handler else partial(_dump_untyped, kind)
+        return handler.dump_payload if handler else partial(dump_untyped, kind)
 
     @property
     def kinds(self) -> frozenset[str]:
         return frozenset(self._handlers)
 
 
-def _dump_untyped(kind: str, value: Any) -> str:
+def dump_untyped(kind: str, value: Any) -> str:
     """JSON text of a payload that no type is known of, as for a kind whose handler lives in another program."""
     if value is None:
         return "null"

@@ -37,6 +37,10 @@ def source_key(document: UUID, start: int, end: int) -> UUID:
     return _key("source", document.hex, str(start), str(end))
 
 
+def upload_key(owner: str, name: str, digest: bytes) -> UUID:
+    return _key("upload", kept(owner), kept(name), digest.hex())
+
+
 def concept_key(ontology: UUID, label: str) -> UUID:
     return _key("concept", ontology.hex, normal(label))
 

@@ -114,6 +114,29 @@ class Written:
 
 
 @dataclass(frozen=True, slots=True)
+class ChunkCounts:
+    """What a chunk came to."""
+
+    concepts: int = 0
+    """How many are new, and so on."""
+    instances: int = 0
+    relations: int = 0
+    matched: int = 0
+    """Labels that named a concept which was there under another one."""
+    dropped: int = 0
+    """What the provider said that could not be kept: quotes that don't stand in the text, relations of nothing."""
+
+    def __add__(self, other: "ChunkCounts") -> "ChunkCounts":
+        return ChunkCounts(
+            self.concepts + other.concepts,
+            self.instances + other.instances,
+            self.relations + other.relations,
+            self.matched + other.matched,
+            self.dropped + other.dropped,
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Document:
     """A document of the graph."""
 

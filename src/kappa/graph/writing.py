@@ -6,6 +6,7 @@ circle. The caller takes the epoch as the last thing before the commit.
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from typing import TypeVar
 from uuid import UUID
@@ -13,9 +14,10 @@ from uuid import UUID
 from psycopg import Connection
 
 from kappa.graph.errors import BadWrite
-from kappa.graph.identity import concept_key, normal
+from kappa.graph.identity import concept_key, normal, source_key
 from kappa.graph.model import Chunk, NewConcept, NewRelation, Ontology, Written
 from kappa.graph.store import clock, concepts, documents, relation_types, relations
+from kappa.graph.store.documents import DocumentRow
 from kappa.graph.store.relations import RelationRow
 from kappa.pg.queries import Row
 
@@ -25,11 +27,28 @@ BULK_ROWS = 100_000
 """Rows of one bulk transaction: the log lists them all, so a snapshot follows without being built anew."""
 
 
+@dataclass(frozen=True, slots=True)
+class Put:
+    """A chunk that was written, before its transaction took its epoch."""
+
+    source: int
+    ids: dict[str, UUID]
+    concepts: int
+    instances: int
+    relations: int
+
+
 def write_chunk(connection: Connection[Row], chunk: Chunk) -> Written:
     """A source, its concepts, their evidence and relations."""
     document = documents.find(connection, chunk.document)
     if document is None:
         raise BadWrite(f"there is no document {chunk.document}")
+    put = put_chunk(connection, document, chunk)
+    return Written(clock.take_epoch(connection), put.ids, put.concepts, put.instances, put.relations)
+
+
+def put_chunk(connection: Connection[Row], document: DocumentRow, chunk: Chunk, text: str | None = None) -> Put:
+    """The same, for a caller who has more to write before it takes the epoch. `text`: the chunk's, if it is at hand."""
     if not 0 <= chunk.start < chunk.end <= document.document.characters:
         raise BadWrite(
             f"characters {chunk.start} to {chunk.end} are not in document {chunk.document}, "
@@ -42,7 +61,7 @@ def write_chunk(connection: Connection[Row], chunk: Chunk) -> Written:
     categories = {link.type: link.category for link in chunk.relations}
 
     types = relation_types.ensure(connection, categories)
-    source, text = documents.add_source(connection, document, chunk.ordinal, chunk.start, chunk.end)
+    source, text = documents.add_source(connection, document, chunk.ordinal, chunk.start, chunk.end, text)
     made = concepts.upsert(connection, document.ontology_number, document.ontology_key, own)
     nodes = concepts.numbers(connection, sorted(linked | set(keys.values())), lock=True)
 
@@ -60,10 +79,11 @@ def write_chunk(connection: Connection[Row], chunk: Chunk) -> Written:
         if at < 0 or not instance.quote or text[at : at + len(instance.quote)] != instance.quote:
             raise BadWrite(f"the quote {instance.quote!r} does not stand at character {instance.start}")
         evidence.append((node(instance.label), instance.quote, instance.start))
+    said_by = f"source {source_key(chunk.document, chunk.start, chunk.end)}"
     rows = [
         RelationRow(
             node(link.from_label), node(link.to_label), types[link.type], relations.hundredths(link.confidence),
-            link.category, f"source {source}",
+            link.category, said_by,
         )
         for link in chunk.relations
     ]  # fmt: skip
@@ -71,7 +91,7 @@ def write_chunk(connection: Connection[Row], chunk: Chunk) -> Written:
     related = relations.upsert(connection, rows)
     relations.support(connection, source, rows)
     ids = {new.label: keys[normal(new.label)] for new in chunk.concepts}
-    return Written(clock.take_epoch(connection), ids, made, instances, related)
+    return Put(source, ids, made, instances, related)
 
 
 def write_concepts(connection: Connection[Row], ontology: Ontology, new: Sequence[NewConcept]) -> Written:

@@ -1,6 +1,7 @@
 """`kg demo`: everything that works, once, on a server of its own."""
 
 import asyncio
+from contextlib import closing
 
 from rich.progress import Progress
 
@@ -32,7 +33,8 @@ def demo() -> None:
         show.out.print("the embedded server runs, and the schema is up to date\n")
         show.findings(doctor.examine(own, show.say))
         show.out.print()
-        job = _run_job(engine)
+        with closing(engine):
+            job = _run_job(engine)
     if job.state is not JobState.SUCCEEDED:
         raise DemoFailed(f"the demo's job {job.id} ended as {job.state}: {job.error_summary}")
     show.line(f"job {job.id} was enqueued, claimed under a lease, run and settled: {job.state}, {job.result}")

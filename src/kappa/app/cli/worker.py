@@ -4,6 +4,7 @@ import asyncio
 import logging
 import os
 import signal
+from contextlib import closing
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -109,12 +110,13 @@ def worker(
     from kappa.engine.fleet.wire import Able
     from kappa.engine.tools import CONTAINERS, KIND, runners_here
 
-    registry = wiring.build_engine(configured, Database(NO_DATABASE)).registry
+    engine = wiring.build_engine(configured, Database(NO_DATABASE))
+    registry = engine.registry
     known = sorted({*registry.kinds, KIND})
     wanted = known if kinds is None else values.names(kinds)
     if strange := [kind for kind in wanted if kind not in known]:
         raise BadInput(f"there is no handler for {strange[0]!r} here (there are: {', '.join(known)})")
-    with logs.writing(configured.log_format, configured.log_level), Journal(place) as journal:
+    with closing(engine), logs.writing(configured.log_format, configured.log_level), Journal(place) as journal:
         own = [CONTAINERS] if KIND in wanted and "container" in runners_here(place) else []
         try:
             able = Able(

@@ -1,13 +1,15 @@
 """The kinds of jobs that Kappa brings: each module declares its handlers on the engine."""
 
-from kappa.app.kinds import selftest
+from kappa.app.kinds import ingestion, selftest
 from kappa.app.kinds.workshop import Workshop
 from kappa.app.settings import Settings
 from kappa.engine import Engine
 
 
 def declare(engine: Engine, settings: Settings) -> Workshop:
-    """All of them, and the workshop that they share."""
+    """All of them, and the workshop that they share, which the engine closes at its end."""
     shop = Workshop(settings, engine.database)
+    engine.at_end(shop.close)
     selftest.declare(engine)
+    ingestion.declare(engine, shop)
     return shop

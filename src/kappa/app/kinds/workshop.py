@@ -3,21 +3,28 @@
 import threading
 from typing import TYPE_CHECKING
 
+from kappa.app.kinds import models
 from kappa.app.settings import Settings
 from kappa.pg import Database
 
 if TYPE_CHECKING:
     from kappa.graph import Graph
+    from kappa.graph.ingest.embedding import Embedder
+    from kappa.graph.ingest.extraction import Extractor
+    from kappa.graph.ingest.pipeline import Pipeline
 
 
 class Workshop:
-    """The graph as jobs use it. Safe to use from many threads."""
+    """The graph as jobs use it, and the models, one of each. Safe to use from many threads."""
 
     def __init__(self, settings: Settings, database: Database) -> None:
         self.settings = settings
         self._database = database
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._graph: Graph | None = None
+        self._embedder: Embedder | None = None
+        self._pipeline: Pipeline | None = None
+        self._extractors: dict[str, Extractor] = {}
 
     @property
     def graph(self) -> "Graph":
@@ -35,8 +42,38 @@ class Workshop:
                 self._graph = Graph(self._database, config).open(listen=False)
             return self._graph
 
+    @property
+    def embedder(self) -> "Embedder":
+        """The one model of this process, with its one thread: what several jobs ask for goes through it together."""
+        with self._lock:
+            if self._embedder is None:
+                self._embedder = models.open_embedder(self.settings)
+            return self._embedder
+
+    @property
+    def pipeline(self) -> "Pipeline":
+        with self._lock:
+            if self._pipeline is None:
+                from kappa.graph.ingest.pipeline import Pipeline
+
+                self._pipeline = Pipeline(self.graph.transaction, self.embedder)
+            return self._pipeline
+
+    def extractor(self, provider: str | None) -> "Extractor":
+        """The provider of this name, or the one that the settings say."""
+        name = provider or self.settings.provider
+        with self._lock:
+            if name not in self._extractors:
+                self._extractors[name] = models.provider(name).open(self.settings)
+            return self._extractors[name]
+
     def close(self) -> None:
         with self._lock:
+            self._extractors.clear()
+            self._pipeline = None
+            if self._embedder is not None:
+                self._embedder.close()
+                self._embedder = None
             if self._graph is not None:
                 self._graph.close()
                 self._graph = None

@@ -175,7 +175,7 @@ class KnowledgeGraph:
     async def _in_thread(
         self, act: "Callable[[Asking], T]", deadline: float | None, min_epoch: int | None, gone: Gone | None
     ) -> T:
-        graph = self._here()
+        graph = self.here()
         seconds = graph.timeout if deadline is None else deadline
         asking = self._asking(graph, seconds, min_epoch)
 
@@ -231,10 +231,10 @@ class KnowledgeGraph:
         return found
 
     async def relation_types(self) -> list[RelationType]:
-        return await self._in_thread(lambda _: self._here().relation_types(), None, None, None)
+        return await self._in_thread(lambda _: self.here().relation_types(), None, None, None)
 
     async def ontologies(self) -> list[Ontology]:
-        return await self._in_thread(lambda _: self._here().ontologies(), None, None, None)
+        return await self._in_thread(lambda _: self.here().ontologies(), None, None, None)
 
     # Writing
 
@@ -251,15 +251,15 @@ class KnowledgeGraph:
             graph.set_embeddings(model, {written.ids[label]: vector for label, vector in vectors.items()})
             return replace(written, epoch=graph.epoch())
 
-        return await self._other(write)
+        return await self.other(write)
 
     async def add_relations(self, ontology: str | None, links: Sequence[Link]) -> Written:
-        return await self._other(lambda graph: _add_relations(graph, ontology, links))
+        return await self.other(lambda graph: _add_relations(graph, ontology, links))
 
     # Running
 
     async def settings(self) -> LiveSettings:
-        return await self._other(_settings)
+        return await self.other(_settings)
 
     async def edit_settings(self, who: Principal, changes: dict[str, float | None]) -> LiveSettings:
         """For every server, within a second. None leaves it to each server's own configuration."""
@@ -275,11 +275,11 @@ class KnowledgeGraph:
                 audit.record_blocking(connection, who, "graph.settings", "graph", **changes)
             return _settings(graph)
 
-        return await self._other(edit)
+        return await self.other(edit)
 
     async def epoch(self) -> int:
         """The latest epoch of the database."""
-        return await self._other(lambda graph: graph.epoch())
+        return await self.other(lambda graph: graph.epoch())
 
     def now(self) -> GraphNow | None:
         """What this process knows; None where there is no graph."""
@@ -294,10 +294,12 @@ class KnowledgeGraph:
     def pools(self) -> tuple[PoolUse, ...]:
         return () if self._pool is None else (self._pool.use(),)
 
-    async def _other(self, act: "Callable[[Graph], T]") -> T:
-        return await asyncio.wrap_future(self._others.submit(act, self._here()))
+    async def other(self, act: "Callable[[Graph], T]") -> T:
+        """What is no question, in one of the few threads for that."""
+        return await asyncio.wrap_future(self._others.submit(act, self.here()))
 
-    def _here(self) -> "Graph":
+    def here(self) -> "Graph":
+        """The graph itself, for those who have threads of their own."""
         if self._graph is None:
             raise NotInstalled("this server has no graph: numpy is missing, pip install 'kappa[graph]' brings it")
         return self._graph

@@ -46,6 +46,7 @@ AUTO_APPROVE = sql["auto_approve"]
 ASK_FOR_APPROVAL = sql["ask_for_approval"]
 AUTO_APPROVED = sql["auto_approved"]
 CANCEL_BEFORE_START = sql["cancel_before_start"]
+LIVE_CHILDREN = sql["live_children"]
 REQUEST_CANCEL = sql["request_cancel"]
 PRIORITISE = sql["prioritise"]
 SHOW = sql["show"]
@@ -354,6 +355,10 @@ def auto_approved() -> Op[list[str]]:
 def cancel_before_start(job_id: int, states: Sequence[JobState], reason: str) -> Op[bool]:
     from_states = [state.value for state in states]
     return Op(CANCEL_BEFORE_START, {"id": job_id, "from_states": from_states, "reason": reason}, _any)
+
+
+def live_children(job_id: int) -> Op[list[int]]:
+    return Op(LIVE_CHILDREN, {"parent_id": job_id}, lambda rows: [row[0] for row in rows])
 
 
 def request_cancel(job_id: int, reason: str) -> Op[bool]:

@@ -135,6 +135,9 @@ WITH done AS (
 )
 SELECT id, CASE WHEN parent_id IS NOT NULL THEN pg_notify('kappa_job', 'child ' || parent_id) END FROM done;
 
+-- name: live_children
+SELECT id FROM kappa.jobs WHERE parent_id = %(parent_id)s ORDER BY id;
+
 -- name: request_cancel
 UPDATE kappa.jobs SET cancel_reason = coalesce(cancel_reason, %(reason)s::text)
  WHERE id = %(id)s AND state = 'running'

@@ -2,6 +2,10 @@
 
 Every provider, a model in the house or a service elsewhere, gives the same `Extraction`. None of it is trusted: `check`
 keeps a quote only where it really stands, and says where to the character. What it returns can be written as it is.
+
+GraphError
+├── ProviderDown     nothing can be had of a provider for now; says when to ask again
+└── BadExtraction    what a provider said of one text can't be used; another text may fare better
 """
 
 import math
@@ -9,10 +13,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from kappa.graph.errors import GraphError
 from kappa.graph.identity import normal
 
 Modality = Literal["", "possible", "necessary", "intended", "future", "claimed", "conditional", "rare"]
 """How a text puts a relation: "" says it outright; "claimed" lets somebody else say it."""
+
+
+class ProviderDown(GraphError):
+    """A provider that doesn't answer, or answers nobody for now. The work waits; it has not failed."""
+
+    def __init__(self, text: str, retry_after: float) -> None:
+        super().__init__(text)
+        self.retry_after = retry_after
+        """Seconds."""
+
+
+class BadExtraction(GraphError):
+    """What a provider said of one text can't be used: it is cut off, no JSON, refused, too long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +83,10 @@ class Context:
 
 
 class Extractor(Protocol):
-    """A provider. Blocking, and safe to call from many threads."""
+    """A provider. Blocking, and safe to call from many threads.
+
+    Raises `ProviderDown`, and `BadExtraction` where only this text is concerned. Whatever else it raises is a fault.
+    """
 
     @property
     def name(self) -> str:

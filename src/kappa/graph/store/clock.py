@@ -13,6 +13,7 @@ NOW = sql["now"]
 SINCE = sql["since"]
 CHANGES = sql["changes"]
 CONCEPT_CHANGES = sql["concept_changes"]
+MATCHING_CHANGES = sql["matching_changes"]
 BULK_LOCK = sql["bulk_lock"]
 EMPTY_INCOMING = sql["empty_incoming"]
 PRUNE = sql["prune"]
@@ -37,6 +38,11 @@ def since(connection: Connection[Row], epoch: int) -> tuple[int, bool]:
     row = connection.execute(SINCE.sql, {"since": epoch}).fetchone()
     assert row is not None
     return row[0], row[1]
+
+
+def matching_changes(connection: Connection[Row], epoch: int) -> list[tuple[str, list[int] | None]]:
+    """What was touched after an epoch, of concepts and types: the kind of change, and its nodes."""
+    return [(row[0], row[1]) for row in connection.execute(MATCHING_CHANGES.sql, {"since": epoch}, binary=True)]
 
 
 def lock_bulk_loads(connection: Connection[Row]) -> None:

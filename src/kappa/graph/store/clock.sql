@@ -22,6 +22,13 @@ SELECT c.kind, c.nodes
  CROSS JOIN LATERAL (SELECT * FROM kappa_graph.changes AS c WHERE c.xid = e.xid AND c.began = e.began OFFSET 0) AS c
  WHERE e.epoch > %(since)s::bigint AND c.kind IN ('concepts', 'reload');
 
+-- name: matching_changes
+-- Of the same changes those of concepts and of the vocabulary.
+SELECT c.kind, c.nodes
+  FROM kappa_graph.epochs AS e
+ CROSS JOIN LATERAL (SELECT * FROM kappa_graph.changes AS c WHERE c.xid = e.xid AND c.began = e.began OFFSET 0) AS c
+ WHERE e.epoch > %(since)s::bigint AND c.kind IN ('concepts', 'relation_types', 'reload');
+
 -- name: bulk_lock
 -- The number has no meaning; it must only never change.
 SELECT pg_advisory_xact_lock(4406317785922604);

@@ -15,6 +15,8 @@ from kappa.pg.queries import Row
 sql = queries.beside(__file__)
 ADD = sql["add"]
 FIND = sql["find"]
+TEXT = sql["text"]
+HOLD = sql["hold"]
 STRETCH = sql["stretch"]
 ADD_SOURCE = sql["add_source"]
 FIND_SOURCE = sql["find_source"]
@@ -65,13 +67,31 @@ def find(connection: Connection[Row], key: UUID) -> DocumentRow | None:
     return DocumentRow(number, Document(key, ontology, name, media_type, characters), ontology_number, ontology_key)
 
 
+def text(connection: Connection[Row], document: DocumentRow) -> str:
+    row = connection.execute(TEXT.sql, {"document": document.number}).fetchone()
+    if row is None:
+        raise _gone(document)
+    return row[0]
+
+
+def hold(connection: Connection[Row], document: DocumentRow) -> None:
+    """Let nobody delete it before the transaction ends."""
+    if connection.execute(HOLD.sql, {"document": document.number}).fetchone() is None:
+        raise _gone(document)
+
+
+def _gone(document: DocumentRow) -> BadWrite:
+    return BadWrite(f"document {document.document.id} ({document.document.name}) was deleted meanwhile")
+
+
 def add_source(
-    connection: Connection[Row], document: DocumentRow, ordinal: int, start: int, end: int
+    connection: Connection[Row], document: DocumentRow, ordinal: int, start: int, end: int, text: str | None = None
 ) -> tuple[int, str]:
-    """The source's number and its text, which is the document's own."""
+    """The source's number and its text, which is the document's own; who has it at hand spares the server a look."""
     place = {"document": document.number, "start": start, "end": end}
-    row = connection.execute(STRETCH.sql, place).fetchone()
-    text = row[0] if row else ""
+    if text is None:
+        row = connection.execute(STRETCH.sql, place).fetchone()
+        text = "" if row is None else str(row[0])
     key = source_key(document.document.id, start, end)
     connection.execute(ADD_SOURCE.sql, {**place, "key": key, "ordinal": ordinal, "text": text})
     found = connection.execute(FIND_SOURCE.sql, {"key": key}).fetchone()

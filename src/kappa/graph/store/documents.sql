@@ -10,6 +10,13 @@ SELECT d.id, d.key, o.name, d.name, d.media_type, char_length(d.text), o.id, o.k
   FROM kappa_graph.documents AS d JOIN kappa_graph.ontologies AS o ON o.id = d.ontology_id
  WHERE d.key = %(key)s::uuid;
 
+-- name: text
+SELECT text FROM kappa_graph.documents WHERE id = %(document)s::bigint;
+
+-- name: hold
+-- It stays until the transaction ends.
+SELECT id FROM kappa_graph.documents WHERE id = %(document)s::bigint FOR KEY SHARE;
+
 -- name: stretch
 SELECT substr(d.text, %(start)s::int + 1, %(end)s::int - %(start)s::int)
   FROM kappa_graph.documents AS d WHERE d.id = %(document)s::bigint;

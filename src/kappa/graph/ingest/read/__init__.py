@@ -5,8 +5,8 @@ and whatever is wrong with a document comes out as one `ReadError` with one line
 """
 
 from collections.abc import Callable, Generator
-from contextlib import closing
-from dataclasses import dataclass
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from kappa.graph.errors import MissingExtra
@@ -23,7 +23,7 @@ from kappa.graph.ingest.read.errors import (
     UnknownFormat,
 )
 from kappa.graph.ingest.read.html import html_text
-from kappa.graph.ingest.read.image import image_parts
+from kappa.graph.ingest.read.image import image_pages, image_parts
 from kappa.graph.ingest.read.limits import Limits
 from kappa.graph.ingest.read.markdown import markdown_text
 from kappa.graph.ingest.read.parts import About, Part
@@ -37,8 +37,10 @@ __all__ = [
     "Limits",
     "ReadDocument",
     "ReadError",
+    "Survey",
     "UnknownFormat",
     "read",
+    "survey",
 ]
 
 _T = TypeVar("_T")
@@ -68,31 +70,82 @@ def read(
     messages, and helps to tell Markdown from other texts.
     """
     limits = limits or Limits()
-    try:
-        if not data:
-            raise EmptyDocument("it is empty: it has no bytes")
-        if len(data) > limits.bytes:
-            raise DocumentTooLarge(f"it has {len(data):,} bytes, and at most {limits.bytes:,} are read")
-        found = _guarded(lambda: detect(data, name, limits))
-        about = About(found.media_type)
-        texts: list[str] = []
-        size = 0
-        with closing(_parts(data, found, limits, about)) as parts:
-            while part := _guarded(lambda: next(parts, None)):
-                text = uniform(part.text)
-                size += len(text)
-                limits.check_characters(size)
-                texts.append(text)
-                if on_part:
-                    on_part(part.number, part.total)
-        text, pages = (texts[0], ()) if found.kind == "text" else _joined(texts)
+    with _named(name):
+        found = _detected(data, name, limits)
+        about, text, pages = _text_of(data, found, limits, on_part)
         if not text.strip():
             raise EmptyDocument("there is no text in it")
-    except ReadError as fault:
-        raise type(fault)(f"{one_line(name, 200) or 'the document'}: {fault}") from fault
     return ReadDocument(
         text, about.media_type, one_line(about.title) or None, pages if about.paged else (), about.ocr_pages
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """What can be said of a document without OCR."""
+
+    media_type: str
+    text: str
+    """Of the pages that have one."""
+    pages: int
+    """0 where there are none."""
+    ocr_pages: int
+    """Pages that show something, and have no text: OCR would have to read them."""
+    marks_kept: bool
+    """Whether it is Markdown so long that its marks are part of the text."""
+
+
+def survey(data: bytes, name: str = "", limits: Limits | None = None) -> Survey:
+    """Look at a document as `read` would, but leave OCR out. What `read` would refuse without it is refused."""
+    limits = limits or Limits()
+    with _named(name):
+        found = _detected(data, name, limits)
+        if found.kind == "image":
+            frames = _guarded(lambda: image_pages(data, found.media_type, limits))
+            return Survey(found.media_type, "", frames, frames, marks_kept=False)
+        about, text, pages = _text_of(data, found, replace(limits, ocr_pages=0), None)
+        if not text.strip() and not (about.unread_pages and limits.ocr_pages):
+            raise EmptyDocument("there is no text in it")
+        if limits.ocr_pages:
+            limits.check_ocr(about.unread_pages)
+    long = found.kind == "markdown" and len(found.text) > limits.markdown_characters
+    unread = about.unread_pages if limits.ocr_pages else 0
+    return Survey(about.media_type, text, len(pages) if about.paged else 0, unread, marks_kept=long)
+
+
+@contextmanager
+def _named(name: str) -> Generator[None]:
+    """Whatever is wrong, the line about it begins with the document's name."""
+    try:
+        yield
+    except ReadError as fault:
+        raise type(fault)(f"{one_line(name, 200) or 'the document'}: {fault}") from fault
+
+
+def _detected(data: bytes, name: str, limits: Limits) -> Detected:
+    if not data:
+        raise EmptyDocument("it is empty: it has no bytes")
+    if len(data) > limits.bytes:
+        raise DocumentTooLarge(f"it has {len(data):,} bytes, and at most {limits.bytes:,} are read")
+    return _guarded(lambda: detect(data, name, limits))
+
+
+def _text_of(
+    data: bytes, found: Detected, limits: Limits, on_part: Callable[[int, int], None] | None
+) -> tuple[About, str, tuple[int, ...]]:
+    about = About(found.media_type)
+    texts: list[str] = []
+    size = 0
+    with closing(_parts(data, found, limits, about)) as parts:
+        while part := _guarded(lambda: next(parts, None)):
+            text = uniform(part.text)
+            size += len(text)
+            limits.check_characters(size)
+            texts.append(text)
+            if on_part:
+                on_part(part.number, part.total)
+    text, pages = (texts[0], ()) if found.kind == "text" else _joined(texts)
+    return about, text, pages
 
 
 def _parts(data: bytes, found: Detected, limits: Limits, about: About) -> Generator[Part, None, None]:

@@ -43,3 +43,9 @@ class Limits:
     def check_pages(self, count: int, what: str = "pages") -> None:
         if count > self.pages:
             raise DocumentTooLarge(f"it has {count:,} {what}, and at most {self.pages:,} are read")
+
+    def check_ocr(self, count: int) -> None:
+        if count > self.ocr_pages:
+            raise DocumentTooLarge(
+                f"it has {count:,} pages without text, and at most {self.ocr_pages:,} are read by OCR"
+            )

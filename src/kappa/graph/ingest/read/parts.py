@@ -21,3 +21,5 @@ class About:
     paged: bool = False
     """Whether the parts are pages that people would quote by number."""
     ocr_pages: int = 0
+    unread_pages: int = 0
+    """Pages that show something and have no text, and that OCR was not to read."""

@@ -47,7 +47,8 @@ def pdf_parts(data: bytes, limits: Limits, about: About) -> Iterator[Part]:
             raise BrokenDocument("it has no pages")
         for number in range(total):
             with _pdfium:
-                text, picture = _page(document, number, limits)
+                text, picture, unread = _page(document, number, limits)
+            about.unread_pages += unread
             if picture is not None:
                 about.ocr_pages += 1
                 if about.ocr_pages > limits.ocr_pages:
@@ -61,8 +62,8 @@ def pdf_parts(data: bytes, limits: Limits, about: About) -> Iterator[Part]:
             document.close()
 
 
-def _page(document: Any, number: int, limits: Limits) -> "tuple[str, Picture | None]":
-    """The text of a page, or a picture of it if it has none but shows something."""
+def _page(document: Any, number: int, limits: Limits) -> "tuple[str, Picture | None, bool]":
+    """The text of a page, or a picture of it if it has none but shows something, or that there should be one."""
     page = document[number]
     try:
         words = page.get_textpage()
@@ -73,8 +74,10 @@ def _page(document: Any, number: int, limits: Limits) -> "tuple[str, Picture | N
             words.close()
         for hyphen in _HYPHENS:
             text = text.replace(hyphen, "")
-        if text.strip() or not limits.ocr_pages or not any(True for _ in page.get_objects(max_depth=2)):
-            return text, None
+        if text.strip() or not any(True for _ in page.get_objects(max_depth=2)):
+            return text, None, False
+        if not limits.ocr_pages:
+            return text, None, True
         width, height = page.get_size()
         scale = min(_DPI / 72, (_MOST_POINTS / max(width * height, 1)) ** 0.5)
         bitmap = page.render(scale=scale)
@@ -82,6 +85,6 @@ def _page(document: Any, number: int, limits: Limits) -> "tuple[str, Picture | N
             picture = bitmap.to_numpy()[:, :, :3].copy()
         finally:
             bitmap.close()
-        return text, picture
+        return text, picture, False
     finally:
         page.close()

@@ -1,0 +1,67 @@
+"""Which models there are, by the names that settings and requests use. What is heavy is imported when it is opened."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import TYPE_CHECKING
+
+from kappa.app.settings import BadSetting, Settings
+from kappa.graph import BadQuestion
+
+if TYPE_CHECKING:
+    from kappa.graph.ingest.chunk import ChunkRule
+    from kappa.graph.ingest.embedding import Embedder
+    from kappa.graph.ingest.extraction import Extractor
+
+
+def _free(settings: Settings, tokens_in: int, tokens_out: int) -> Decimal | None:
+    return Decimal(0)
+
+
+@dataclass(frozen=True, slots=True)
+class Provider:
+    """Where extractions come from."""
+
+    open: "Callable[[Settings], Extractor]"
+    price: Callable[[Settings, int, int], Decimal | None] = _free
+    """What so many tokens in and out cost, in US dollars; None where nobody knows."""
+    ahead: int = 1
+    """Chunks of a document that are asked for while one is written."""
+
+
+def _local_extractor(settings: Settings) -> "Extractor":
+    from kappa.graph.ingest.local.extract import LocalExtractor
+
+    return LocalExtractor()
+
+
+def _local_embedder(settings: Settings) -> "Embedder":
+    from kappa.graph.ingest.local.embed import LocalEmbedder
+
+    return LocalEmbedder()
+
+
+PROVIDERS: dict[str, Provider] = {"local": Provider(_local_extractor)}
+EMBEDDERS: "dict[str, Callable[[Settings], Embedder]]" = {"local": _local_embedder}
+
+
+def provider(name: str) -> Provider:
+    """The provider of this name; an error names those that there are."""
+    if name not in PROVIDERS:
+        raise BadSetting(f"there is no provider {name!r} (there are: {', '.join(sorted(PROVIDERS))})")
+    return PROVIDERS[name]
+
+
+def open_embedder(settings: Settings) -> "Embedder":
+    if settings.embedder not in EMBEDDERS:
+        raise BadSetting(f"KAPPA_EMBEDDER is {settings.embedder!r} (there are: {', '.join(sorted(EMBEDDERS))})")
+    return EMBEDDERS[settings.embedder](settings)
+
+
+def chunk_rule(settings: Settings) -> "ChunkRule":
+    from kappa.graph.ingest.chunk import ChunkRule
+
+    try:
+        return ChunkRule(settings.chunk_target, settings.chunk_least, settings.chunk_most, settings.chunk_overlap)
+    except BadQuestion as error:
+        raise BadSetting(f"KAPPA_CHUNK_…: {error}") from None

@@ -1,0 +1,290 @@
+"""What people do to get documents into the graph: upload them, see what they will cost, submit them as jobs.
+
+An upload is a file that was read once, so what can't be read is refused before anybody waits for it. It is kept for a
+day, and for as long as a job needs it. What is submitted awaits approval, with its estimate, unless it is approved
+along the way.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+from psycopg import AsyncConnection
+from pydantic import ValidationError
+
+from kappa.app.errors import Conflict, NotFound, Refused
+from kappa.app.kinds import models
+from kappa.app.kinds.ingestion import INGEST_IMAGE, INGESTION, Ingestion, kind_of
+from kappa.app.permissions import Permission
+from kappa.app.settings import Settings
+from kappa.app.usecases.graph import KnowledgeGraph
+from kappa.app.usecases.principal import Principal
+from kappa.engine import AsyncClient, Job, JobState
+from kappa.pg import queries
+from kappa.pg.queries import Row
+
+if TYPE_CHECKING:
+    from kappa.graph import Graph
+    from kappa.graph.ingest.intake import Taken
+    from kappa.graph.store.uploads import Upload
+
+sql = queries.beside(__file__)
+LOCK_SUBMISSIONS = sql["lock_submissions"]
+
+LIVE = tuple(state for state in JobState if not state.terminal)
+PAGE = 500
+READERS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """What an ingestion will come to. Pages that OCR has yet to read are guessed at; all the rest is counted."""
+
+    documents: int
+    chunks: int
+    words: int
+    tokens: int
+    """What goes to the provider and comes back from it, about."""
+    embeddings: int
+    ocr_pages: int
+    """Pages that OCR has to read, some seconds each."""
+    price: Decimal | None
+    """In US dollars; None where the price of the provider's model is not known. The local one costs nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Uploaded:
+    """A file that can be submitted. The same file of the same name and person is the same upload."""
+
+    key: UUID
+    name: str
+    sha256: str
+    size: int
+    media_type: str
+    estimate: Estimate
+    """With the provider that is used where none is named."""
+    warnings: tuple[str, ...]
+    """What its reader has to say, each in one line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Duplicate:
+    """A file that was left out, because its content is in the ontology or on its way there."""
+
+    upload: UUID
+    name: str
+    document: UUID | None
+    """The document that has this content,"""
+    job: int | None
+    """or the job that is about to bring it."""
+
+    def __str__(self) -> str:
+        there = f"document {self.document}" if self.document is not None else f"job {self.job}"
+        return f"{self.name} is there already: {there} has the same content"
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    """The job that brings the uploads into the graph. Several uploads are one job, with a child for each."""
+
+    job: int
+    state: JobState
+    """`awaiting_approval`, or `queued`."""
+    estimate: Estimate
+    """Of all that was not left out."""
+    duplicates: tuple[Duplicate, ...]
+    """What was left out. If that is everything there is no job, but an `AlreadyThere`."""
+
+
+class AlreadyThere(Conflict):
+    """The same content is in the same ontology, or a job is about to bring it there."""
+
+    def __init__(self, duplicates: Sequence[Duplicate]) -> None:
+        more = f", and so are {len(duplicates) - 1} more" if len(duplicates) > 1 else ""
+        super().__init__(f"{duplicates[0]}{more}; force it to read it again")
+        self.duplicates = tuple(duplicates)
+
+
+class Ingestions:
+    """Documents of one server, on their way into its graph."""
+
+    def __init__(self, client: AsyncClient, graph: KnowledgeGraph, settings: Settings) -> None:
+        self._client = client
+        self._graph = graph
+        self._settings = settings
+        # Reading takes seconds, and keeps a core busy: never many at once, and never in the threads of others.
+        self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="kappa intake")
+
+    async def upload(self, who: Principal, name: str, path: Path) -> Uploaded:
+        """Keep a file for submission. It is read here, but for what needs OCR; the file itself may go afterwards.
+
+        Raises a `ReadError` (unknown format, broken, encrypted, empty, too large) or a `MissingExtra`.
+        """
+        graph = self._graph.here()
+        if not name.strip():
+            raise Refused("a file needs a name")
+
+        def take() -> "tuple[Taken, bool]":
+            from kappa.graph.ingest import intake
+            from kappa.graph.store import uploads
+
+            intake.check_size(path.stat().st_size, name)
+            data = path.read_bytes()
+            taken = intake.take_in(data, name, who.name, rule=models.chunk_rule(self._settings))
+            with graph.transaction() as connection:
+                uploads.add(connection, taken.upload, data, intake.KEEP)
+                return taken, uploads.over(connection)
+
+        taken, some_are_over = await asyncio.wrap_future(self._readers.submit(take))
+        if some_are_over:
+            await self.prune()
+        upload = taken.upload
+        return Uploaded(
+            upload.key, upload.name, upload.sha256.hex(), upload.size, upload.media_type,
+            self._estimate([upload], None), taken.warnings,
+        )  # fmt: skip
+
+    async def submit(
+        self,
+        who: Principal,
+        ontology: str,
+        uploads: Sequence[UUID],
+        *,
+        provider: str | None = None,
+        auto_approve: bool = False,
+        force: bool = False,
+        priority: int = 0,
+    ) -> Submitted:
+        """A job that brings uploads into an ontology, which is made if there is none of that name.
+
+        Content that is there, or on its way, is left out unless `force` has it read again; what an earlier job left
+        unfinished (cancelled, failed chunks) goes on where that one stopped. `provider` extracts: `local`, or another
+        that is configured. `auto_approve` needs the permission `jobs:approve`.
+
+        Raises `AlreadyThere`, `NotFound` (an upload that expired, or is somebody else's), `Refused`, `Forbidden`.
+        """
+        if auto_approve:
+            who.require(Permission.JOBS_APPROVE)
+        if not ontology.strip():
+            raise Refused("an ontology needs a name")
+        if not uploads:
+            raise Refused("nothing was submitted: name at least one upload")
+        if provider is not None and provider not in models.PROVIDERS:
+            known = ", ".join(sorted(models.PROVIDERS))
+            raise Refused(f"there is no provider {provider!r} (there are: {known})")
+        files = await self._find(who, uploads)
+        async with self._client.transaction() as connection:
+            # Who submits the same at the same time waits here, and then finds this job.
+            await connection.execute(LOCK_SUBMISSIONS.sql, {"ontology": ontology})
+            duplicates = [] if force else await self._duplicates(connection, ontology, files)
+            left_out = {one.upload for one in duplicates}
+            wanted = [file for file in files if file.key not in left_out]
+            if not wanted:
+                raise AlreadyThere(duplicates)
+            estimate = self._estimate(wanted, provider)
+            asked = Ingestion(
+                upload=wanted[0].key if len(wanted) == 1 else None,
+                uploads=[] if len(wanted) == 1 else [file.key for file in wanted],
+                ontology=ontology,
+                provider=provider,
+                force=force,
+            )
+            made = await self._client.enqueue(
+                kind_of(wanted[0].media_type) if len(wanted) == 1 else INGESTION,
+                asked,
+                priority=priority,
+                auto_approve=who.name if auto_approve else None,
+                submitted_by=who.name,
+                estimate=asdict(estimate),
+                connection=connection,
+            )
+        job = await self._client.show(made.id)
+        return Submitted(made.id, job.state, estimate, tuple(duplicates))
+
+    async def prune(self, now: datetime | None = None) -> int:
+        """Delete uploads that have expired and that no job needs; how many."""
+        needed = [key for _, asked in await self._live() for key in asked.keys]
+
+        def delete(graph: "Graph") -> int:
+            from kappa.graph.store import uploads
+
+            with graph.transaction() as connection:
+                return uploads.prune(connection, needed, now)
+
+        return await self._graph.other(delete)
+
+    def close(self) -> None:
+        self._readers.shutdown(cancel_futures=True)
+
+    async def _find(self, who: Principal, keys: Sequence[UUID]) -> "list[Upload]":
+        """The uploads, each once, kept for another while."""
+
+        def keep(graph: "Graph") -> "dict[UUID, Upload]":
+            from kappa.graph.ingest.intake import KEEP
+            from kappa.graph.store import uploads
+
+            with graph.transaction() as connection:
+                return uploads.keep(connection, keys, KEEP)
+
+        found = await self._graph.other(keep)
+        for key in keys:
+            if key not in found or (found[key].owner != who.name and not who.may(Permission.JOBS_MANAGE)):
+                raise NotFound(f"there is no upload {key}; uploads are kept for a day")
+        return list({found[key].sha256: found[key] for key in dict.fromkeys(keys)}.values())
+
+    async def _duplicates(
+        self, connection: AsyncConnection[Row], ontology: str, files: "list[Upload]"
+    ) -> list[Duplicate]:
+        live = await self._live(connection)
+        under_way = {key: job for job, asked in live if asked.ontology == ontology for key in asked.keys}
+
+        def look(graph: "Graph") -> "tuple[dict[bytes, int], dict[bytes, tuple[UUID, int]]]":
+            from kappa.graph.store import plans, uploads
+
+            with graph.transaction() as connection:
+                coming = {one.sha256: under_way[key] for key, one in uploads.find(connection, [*under_way]).items()}
+                return coming, plans.in_ontology(connection, ontology, [file.sha256 for file in files])
+
+        coming, there = await self._graph.other(look)
+        found: list[Duplicate] = []
+        for file in files:
+            document, unfinished = there.get(file.sha256, (None, 0))
+            if file.sha256 in coming:
+                found.append(Duplicate(file.key, file.name, None, coming[file.sha256]))
+            elif document is not None and not unfinished:
+                found.append(Duplicate(file.key, file.name, document, None))
+        return found
+
+    async def _live(self, connection: AsyncConnection[Row] | None = None) -> list[tuple[int, Ingestion]]:
+        """All jobs that bring documents and are not over, the newest first: a parent comes after its children."""
+        found: list[Job] = []
+        while page := await self._client.list_jobs(
+            states=LIVE, kinds=(INGESTION, INGEST_IMAGE), before=found[-1].id if found else None, limit=PAGE,
+            connection=connection,
+        ):  # fmt: skip
+            found += page
+        return [(job.id, asked) for job in found if (asked := _asked(job)) is not None]
+
+    def _estimate(self, files: "list[Upload]", provider: str | None) -> Estimate:
+        from kappa.graph.ingest import intake
+
+        price = models.provider(provider or self._settings.provider).price
+        made = intake.estimate(files, lambda tokens_in, tokens_out: price(self._settings, tokens_in, tokens_out))
+        return Estimate(
+            made.documents, made.chunks, made.words, made.tokens_in + made.tokens_out, made.embeddings,
+            made.ocr_pages, made.price,
+        )  # fmt: skip
+
+
+def _asked(job: Job) -> Ingestion | None:
+    """What a job was asked to do; None if that is of another version, and nobody knows."""
+    try:
+        return Ingestion.model_validate(job.payload)
+    except ValidationError:
+        return None

@@ -1,0 +1,58 @@
+-- name: lock_document
+-- One writer at a time for a document and its plan. The number has no meaning; it must only never change.
+SELECT pg_advisory_xact_lock(440631780, hashtext(%(document)s::uuid::text));
+
+-- name: lock_ontology
+-- Chunks are held against an ontology's concepts one after the other: of two that bring the same concept under two
+-- labels, the second must see what the first made of it.
+SELECT pg_advisory_xact_lock(440631781, %(ontology)s::int);
+
+-- name: lock_vocabulary
+-- The same for new relation types, which belong to no ontology.
+SELECT pg_advisory_xact_lock(440631782, 0);
+
+-- name: add
+INSERT INTO kappa_graph.chunk_plan (document_id, ordinal, start_offset, end_offset, words, run)
+SELECT %(document)s::bigint, p.ordinal, p.start, p."end", p.words, %(run)s::text
+  FROM unnest(%(ordinals)s::int[], %(starts)s::int[], %(ends)s::int[], %(words)s::int[])
+       AS p (ordinal, start, "end", words)
+ON CONFLICT DO NOTHING;
+
+-- name: again
+-- Another run takes over what is open, tries again what failed and, if it should, what is done.
+UPDATE kappa_graph.chunk_plan
+   SET run = %(run)s::text,
+       state = CASE WHEN state = 'failed' OR %(all)s::boolean THEN 'pending' ELSE state END,
+       finished_at = CASE WHEN state = 'failed' OR %(all)s::boolean THEN NULL ELSE finished_at END,
+       error = NULL
+ WHERE document_id = %(document)s::bigint AND run <> %(run)s::text;
+
+-- name: read
+SELECT ordinal, start_offset, end_offset, words, state, concepts, instances, relations, matched, dropped, error
+  FROM kappa_graph.chunk_plan WHERE document_id = %(document)s::bigint ORDER BY ordinal;
+
+-- name: first_open
+SELECT min(ordinal) FROM kappa_graph.chunk_plan WHERE document_id = %(document)s::bigint AND state = 'pending';
+
+-- name: finish
+UPDATE kappa_graph.chunk_plan
+   SET state = %(state)s::text, extractor = %(extractor)s::text, concepts = %(concepts)s::int,
+       instances = %(instances)s::int, relations = %(relations)s::int, matched = %(matched)s::int,
+       dropped = %(dropped)s::int, error = %(error)s::text, finished_at = now()
+ WHERE document_id = %(document)s::bigint AND ordinal = %(ordinal)s::int AND state = 'pending'
+RETURNING ordinal;
+
+-- name: in_ontology
+-- Which of some contents an ontology has, and how many of their chunks are open or failed; none where there is no plan.
+SELECT d.content_hash, d.key,
+       (SELECT count(*) FROM kappa_graph.chunk_plan AS p WHERE p.document_id = d.id AND p.state <> 'done')
+  FROM kappa_graph.documents AS d JOIN kappa_graph.ontologies AS o ON o.id = d.ontology_id
+ WHERE o.name = %(ontology)s::text AND d.content_hash = ANY (%(hashes)s::bytea[]);
+
+-- name: counts
+-- How far some contents are: chunks, and those that are no longer open. A document without a plan is not listed.
+SELECT d.content_hash, count(*), count(*) FILTER (WHERE p.state <> 'pending')
+  FROM kappa_graph.documents AS d JOIN kappa_graph.ontologies AS o ON o.id = d.ontology_id
+  JOIN kappa_graph.chunk_plan AS p ON p.document_id = d.id
+ WHERE o.name = %(ontology)s::text AND d.content_hash = ANY (%(hashes)s::bytea[])
+ GROUP BY d.content_hash;

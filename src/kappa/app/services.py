@@ -14,6 +14,7 @@ from kappa.app.metrics import Metrics
 from kappa.app.settings import Settings
 from kappa.app.usecases import graph as knowledge
 from kappa.app.usecases.credentials import Credentials
+from kappa.app.usecases.curation import Curation
 from kappa.app.usecases.fleet import FleetWorkers
 from kappa.app.usecases.graph import KnowledgeGraph
 from kappa.app.usecases.jobs import Jobs
@@ -52,6 +53,7 @@ class Services:
     fleet: FleetApp
     fleet_workers: FleetWorkers
     graph: KnowledgeGraph
+    curation: Curation
     metrics: Metrics
     observers: tuple[Observer, ...]
     """Who is told of every request when it is over."""
@@ -121,6 +123,7 @@ async def open_services(settings: Settings, engine: Engine) -> AsyncGenerator[Se
                 fleet=fleet_app,
                 fleet_workers=FleetWorkers(fleet),
                 graph=graph,
+                curation=Curation(graph),
                 metrics=metrics,
                 observers=(metrics.answered,) if traced is None else (metrics.answered, traced.answered),
             )

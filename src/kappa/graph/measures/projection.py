@@ -78,13 +78,14 @@ def affinities(vectors: Doubles, perplexity: float) -> Doubles:
     count, wanted = len(vectors), np.log(perplexity)
     nearest = far.min(axis=1, keepdims=True)
     shifted = far - nearest
+    finite = np.where(np.isinf(shifted), 0.0, shifted)
     low, high, width = np.zeros((count, 1)), np.full((count, 1), np.inf), np.ones((count, 1))
     shares = np.zeros_like(far)
     for _ in range(50):
         shares = np.exp(-shifted * width)
         whole = shares.sum(axis=1, keepdims=True)
         shares /= whole
-        entropy = np.log(whole) + width * np.where(shares > 0, shifted * shares, 0.0).sum(axis=1, keepdims=True)
+        entropy = np.log(whole) + width * (finite * shares).sum(axis=1, keepdims=True)
         wide = entropy > wanted
         low, high = np.where(wide, width, low), np.where(wide, high, width)
         width = np.where(np.isinf(high), width * 2, (low + high) / 2)

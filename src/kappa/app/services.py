@@ -14,6 +14,7 @@ from kappa.app.metrics import Metrics
 from kappa.app.settings import Settings
 from kappa.app.usecases import graph as knowledge
 from kappa.app.usecases.credentials import Credentials
+from kappa.app.usecases.curation import Curation
 from kappa.app.usecases.fleet import FleetWorkers
 from kappa.app.usecases.graph import KnowledgeGraph
 from kappa.app.usecases.ingest import Ingestions
@@ -56,6 +57,7 @@ class Services:
     fleet_workers: FleetWorkers
     graph: KnowledgeGraph
     ingestions: Ingestions
+    curation: Curation
     metrics: Metrics
     observers: tuple[Observer, ...]
     """Who is told of every request when it is over."""
@@ -129,6 +131,7 @@ async def open_services(settings: Settings, engine: Engine) -> AsyncGenerator[Se
                 fleet_workers=FleetWorkers(fleet),
                 graph=graph,
                 ingestions=ingestions,
+                curation=Curation(graph),
                 metrics=metrics,
                 observers=(metrics.answered,) if traced is None else (metrics.answered, traced.answered),
             )

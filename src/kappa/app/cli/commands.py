@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from kappa.app import settings
-from kappa.app.cli import admin, db, graph, jobs, mcp, roles, show, tokens, tools, users
+from kappa.app.cli import admin, artifacts, db, graph, jobs, mcp, roles, show, tokens, tools, users, vocab
 from kappa.app.cli.demo import demo
 from kappa.app.cli.up import up
 from kappa.app.cli.worker import worker
@@ -26,7 +26,10 @@ app.command()(graph.search)
 app.command()(graph.related)
 app.command()(graph.path)
 app.command()(graph.polarity)
+app.command()(artifacts.projection)
 app.add_typer(graph.concept_app, name="concept")
+app.add_typer(vocab.app, name="vocab")
+app.add_typer(artifacts.app, name="artifact")
 app.add_typer(jobs.app, name="job")
 app.add_typer(tools.app, name="tool")
 app.add_typer(admin.app, name="admin")

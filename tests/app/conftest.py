@@ -74,7 +74,9 @@ async def site(url: str, home: Path) -> AsyncIterator[Site]:
     guard = Guard()
     async with AsyncExitStack() as stack:
         services = await stack.enter_async_context(open_services(settings, engine))
-        yield Site(services, engine, guard, application.build(services, guard, pages.beside(services)), stack)
+        yield Site(
+            services, engine, guard, application.build(services, guard, pages.beside(services), pages.large), stack
+        )
 
 
 @pytest.fixture

@@ -6,9 +6,11 @@ from html import unescape
 import httpx2
 import pytest
 
+from kappa.app.api import application
 from kappa.app.permissions import ROLES, Permission
 from kappa.app.usecases.overview import Overview, Pulse
-from kappa.app.web import drawings, files, site
+from kappa.app.web import drawings, files, ingest, site
+from kappa.app.web import site as pages
 from kappa.app.web.pages import POLICY, way_back
 from kappa.engine import Lane
 from tests.app.conftest import KAPPA, Site
@@ -19,8 +21,8 @@ PASSWORD = "correct horse battery"
 PAGES = list(site.pages())
 SHOWN = [
     "/ui/", "/ui/jobs", "/ui/lanes", "/ui/lanes/system", "/ui/graph", "/ui/graph/path", "/ui/graph/polarity",
-    "/ui/tools", "/ui/tools/new", "/ui/fleet", "/ui/people", "/ui/people/platform_admin", "/ui/roles", "/ui/audit",
-    "/ui/account",
+    "/ui/graph/map", "/ui/graph/vocabulary", "/ui/ingest", "/ui/tools", "/ui/tools/new", "/ui/fleet", "/ui/people",
+    "/ui/people/platform_admin", "/ui/roles", "/ui/audit", "/ui/account",
 ]  # fmt: skip
 SOMETHING = {
     "job_id": "4711", "token_id": "4711", "run_id": "4711", "name": "nobody", "doing": "drain", "concept": "nothing",
@@ -349,7 +351,13 @@ async def test_nobody_is_offered_a_role_beyond_their_own(site: Site) -> None:
 
 
 async def test_the_graph_is_drawn_from_what_a_walk_finds(site: Site, reader: Browser) -> None:
-    ids, _ = await populate(await site.client("platform_admin"))
+    ids, epoch = await populate(await site.client("platform_admin"))
+
+    def seen() -> bool:
+        now = site.services.graph.now()
+        return now is not None and (now.snapshot.epoch or 0) >= epoch
+
+    await becomes(seen, what="the snapshot has it")
     found = (await reader.get(f"/ui/graph/around.json?seed={ids['Otter']}")).json()
     assert {node["label"] for node in found["nodes"]} == {"Otter", "River", "Fish"}
     assert {edge["type"] for edge in found["edges"]} == {"LIVES_IN", "EATS"}
@@ -360,6 +368,46 @@ async def test_the_graph_is_drawn_from_what_a_walk_finds(site: Site, reader: Bro
     tied = {(edge["from"], edge["to"]) for edge in more["edges"]}
     assert (ids["Otter"], ids["River"]) in tied
     assert (ids["Whale"], ids["Sea"]) in tied
+
+
+async def test_files_are_read_before_anything_is_submitted(site: Site) -> None:
+    contributor = await visitor(site, "contributor")
+    files = [
+        ("files", ("notes.txt", b"Otters live in rivers. Otters eat fish.")),
+        ("files", ("odd.bin", b"\0\1\2\3" * 99)),
+    ]
+    token = await contributor.csrf()
+    answer = await contributor.client.post("/ui/ingest", data={"csrf_token": token, "ontology": "rivers"}, files=files)
+    assert answer.status_code == 200, answer.text
+    assert "odd.bin" in fault(answer)
+    assert "Submit and approve" not in answer.text
+    (key,) = re.findall(r'name="uploads" value="([^"]+)"', answer.text)
+    refused = await contributor.post("/ui/ingest/submit", ontology="rivers", uploads=[key], approve="yes")
+    assert refused.status_code == 403
+    done = await contributor.post("/ui/ingest/submit", ontology="rivers", uploads=[key])
+    assert done.status_code == 303
+    job = await contributor.get(done.headers["location"])
+    assert "awaiting approval" in job.text
+    assert re.search(r"<dt>chunks</dt>\s*<dd[^>]*>1</dd>", job.text)
+    again = await contributor.post("/ui/ingest/submit", ontology="rivers", uploads=[key])
+    assert (again.status_code, "is there already" in line(again)) == (409, True)
+
+
+async def test_an_upload_may_be_larger_than_other_bodies_but_not_by_any_measure(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ingest, "LARGEST", 3_000_000)
+    app = application.build(site.services, site.guard, pages.beside(site.services), pages.large)
+    contributor = await visitor(site, "contributor")
+    token = await contributor.csrf()
+    transport = httpx2.ASGITransport(app=app)
+    async with httpx2.AsyncClient(
+        transport=transport, base_url="http://kappa.test", cookies=contributor.client.cookies
+    ) as client:
+        for size, status in ((2_000_000, 422), (4_000_000, 413)):
+            files = {"files": ("zeros.bin", bytes(size))}
+            answer = await client.post("/ui/ingest", data={"csrf_token": token, "ontology": "rivers"}, files=files)
+            assert answer.status_code == status
 
 
 # At a glance

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from urllib.parse import urlsplit
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Page, Playwright, Request, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, Playwright, Request, expect, sync_playwright
 
 from tests.app.conftest import Up
 from tests.app.person import WITH_GATES
@@ -15,6 +15,7 @@ from tests.browser import river
 from tests.conftest import Server
 from tests.ground import require_program
 
+expect.set_options(timeout=20_000)
 PASSWORD = "correct horse battery"
 FLAGS = [
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",

@@ -6,6 +6,7 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.browser.conftest import DESK, PHONE, Town, Visit
+from tests.ground import eventually
 
 Scheme = Literal["light", "dark"]
 
@@ -19,6 +20,8 @@ def every_page(town: Town) -> list[str]:
         town.ask("POST", "/jobs", {"kind": "self_test", "payload": {"steps": 1, "fail": True}, "max_attempts": 1})
         town.ask("POST", "/tools", {"name": "quick", "version": "1", "argv": ["sh", "-c", "echo hello"]})
         town.ask("POST", "/tools/quick/runs", {})
+        drawn = town.enqueue("projection", {"way": "pca"})
+        eventually(lambda: town.ask("GET", f"/jobs/{drawn}")["state"] == "succeeded", what="the map is drawn")
     job, unapproved = town.gated(f"page-{len(list(town.gates.iterdir()))}", 1), town.enqueue("costly", {"pages": 12})
     otter = town.concepts["Otter"]
     document = town.ask("GET", f"/graph/concepts/{otter}?evidence=1")["evidence"][0]
@@ -27,6 +30,7 @@ def every_page(town: Town) -> list[str]:
         "/ui/graph", "/ui/graph?q=river", f"/ui/graph/concepts/{otter}", "/ui/graph/path?from=Otter&to=Krill",
         "/ui/graph/polarity?positive=River&negative=Sea",
         f"/ui/graph/documents/{document['document']}?start={document['start']}&end={document['end']}",
+        "/ui/graph/map", "/ui/graph/vocabulary", "/ui/ingest",
         "/ui/tools", "/ui/tools/quick", "/ui/tools/new", "/ui/runs/1", "/ui/fleet", "/ui/people", "/ui/people/prepared",
         "/ui/roles", "/ui/audit", "/ui/account",
     ]  # fmt: skip

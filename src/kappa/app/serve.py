@@ -164,7 +164,7 @@ class Server:
             with_mcp = await stack.enter_async_context(mcp.opened(self._settings))
             token_file = await operator_token(services, self._settings.home)
             with_pages = site.beside(services)
-            app = application.build(services, self.guard, lambda api: with_pages(with_mcp(api)))
+            app = application.build(services, self.guard, lambda api: with_pages(with_mcp(api)), site.large)
             web = _Uvicorn(_uvicorn_config(app))
             lanes = self._lanes(services, stack)
             lanes.start()

@@ -25,13 +25,21 @@ GROUPS = (
 )
 
 
-def build(services: Services, guard: Guard, beside: Callable[[ASGIApp], ASGIApp] = lambda app: app) -> ASGIApp:
-    """The application, with what stands `beside` its routes, and middleware around both, the outermost last."""
+def build(
+    services: Services,
+    guard: Guard,
+    beside: Callable[[ASGIApp], ASGIApp] = lambda app: app,
+    large: Callable[[str], bool] = lambda _: False,
+) -> ASGIApp:
+    """The application, with what stands `beside` its routes, and middleware around both, the outermost last.
+
+    Paths that are `large` bound the bodies of their requests themselves.
+    """
     application = api()
     application.state.services = services
     application.state.guard = guard
     app = beside(application)
-    app = middleware.BodyLimit(app, services.settings.max_body)
+    app = middleware.BodyLimit(app, services.settings.max_body, large)
     app = middleware.Head(app)
     app = middleware.ShutdownGuard(app, guard)
     app = middleware.Observed(app, services.observers)

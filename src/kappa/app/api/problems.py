@@ -52,6 +52,8 @@ STATUS: tuple[tuple[type[Exception], int, str], ...] = (
     (graph.GraphBusy, 503, "graph_busy"),
     (graph.GraphFailed, 503, "graph_failed"),
     (graph.QuestionStopped, 504, "question_stopped"),
+    (graph.MissingExtra, 501, "not_installed"),
+    (graph.GraphError, 422, "refused"),
     (app.Draining, 503, "draining"),
     (FleetRefused, 503, "database_unavailable"),
     (pg.PgError, 503, "database_unavailable"),

@@ -50,7 +50,11 @@ def up(
 
 def _greet(now: "Up") -> None:
     show.out.print(f"Kappa is up at [bold]{now.url}[/bold]")
-    lines = {"web": f"{now.url}/ui/", "API": f"{now.url}/openapi.json", "health": f"{now.url}/healthz, /readyz, /metrics"}
+    lines = {
+        "web": f"{now.url}/ui/",
+        "API": f"{now.url}/openapi.json",
+        "health": f"{now.url}/healthz, /readyz, /metrics",
+    }
     if now.options.lanes:
         where = f"in {now.options.workers} processes" if now.options.workers else "here"
         lines["lanes"] = f"{', '.join(now.lanes)} ({where}; kg admin workers shows them)"

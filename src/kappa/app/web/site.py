@@ -14,6 +14,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from kappa.app.api import problems
+from kappa.app.api.middleware import BodyLimit
 from kappa.app.errors import NotAuthenticated, Throttled
 from kappa.app.services import Services
 from kappa.app.web import (
@@ -21,8 +22,10 @@ from kappa.app.web import (
     explorer,
     files,
     fleet,
+    ingest,
     jobs,
     lanes,
+    maps,
     people,
     sign_in,
     tools,
@@ -32,7 +35,7 @@ from kappa.app.web.rendering import Templates
 
 log = logging.getLogger(__name__)
 
-GROUPS = (sign_in, dashboard, jobs, lanes, tools, fleet, explorer, people)
+GROUPS = (sign_in, dashboard, jobs, lanes, tools, fleet, explorer, maps, ingest, people)
 KEPT = "public, max-age=31536000, immutable"
 
 
@@ -42,10 +45,16 @@ def pages() -> Iterator[Page]:
         yield from group.pages.all
 
 
+def large(path: str) -> bool:
+    """Whether a path takes bodies beyond the usual."""
+    return path == ingest.UPLOAD
+
+
 def beside(services: Services) -> Callable[[ASGIApp], ASGIApp]:
     """What puts the pages before the API."""
     site = Site(services)
-    return lambda api: _Web(api, site.app)
+    bounded = BodyLimit(site.app, ingest.LARGEST, lambda path: not large(path))
+    return lambda api: _Web(api, bounded)
 
 
 class _Web:

@@ -40,3 +40,30 @@ SELECT id, lane, kind, state, priority, payload, created_at, submitted_by, dedup
        NULL::timestamptz AS finished_at, lease_owner, lease_until, waiting, cancel_reason AS reason,
        NULL::jsonb AS result, progress_done, progress_total, progress_message, checkpoint, error_summary, error_detail
   FROM kappa.jobs;
+
+-- Live jobs by lane and state, none counted further than `most`: a long queue is not read to its end to say that it is
+-- long. The order is that of an index, and statistics, which lie about a queue, may not choose another way.
+CREATE FUNCTION kappa.depths(most int) RETURNS TABLE (lane text, state text, jobs bigint) LANGUAGE sql STABLE
+  SET enable_seqscan = off SET enable_bitmapscan = off
+AS $$
+    SELECT l.name, s.state, s.jobs
+      FROM kappa.lanes AS l
+     CROSS JOIN LATERAL (
+         SELECT 'queued' AS state, count(*) AS jobs
+           FROM (SELECT 1 FROM kappa.jobs AS q WHERE q.lane = l.name AND q.state = 'queued'
+                  ORDER BY (-q.priority), q.id LIMIT depths.most) AS queued
+         UNION ALL
+         SELECT 'running', count(*)
+           FROM (SELECT 1 FROM kappa.jobs AS r WHERE r.lane = l.name AND r.state = 'running'
+                  ORDER BY r.lease_token LIMIT depths.most) AS running
+     ) AS s
+    UNION ALL
+    SELECT due.lane, 'scheduled', count(*)
+      FROM (SELECT lane FROM kappa.jobs WHERE state = 'scheduled' ORDER BY run_at LIMIT depths.most) AS due
+     GROUP BY due.lane
+    UNION ALL
+    SELECT unapproved.lane, 'awaiting_approval', count(*)
+      FROM (SELECT lane FROM kappa.jobs WHERE state = 'awaiting_approval' ORDER BY expires_at LIMIT depths.most)
+           AS unapproved
+     GROUP BY unapproved.lane
+$$;

@@ -1,26 +1,5 @@
 -- name: depths
--- Live jobs by lane and state, none counted further than the limit: a long queue is not read to its end to say that it
--- is long. The order is that of the index; without one the planner would read the table for a lane that has few.
-SELECT l.name, s.state, s.jobs
-  FROM kappa.lanes AS l
- CROSS JOIN LATERAL (
-     SELECT 'queued' AS state, count(*) AS jobs
-       FROM (SELECT 1 FROM kappa.jobs AS q WHERE q.lane = l.name AND q.state = 'queued'
-              ORDER BY (-q.priority), q.id LIMIT %(limit)s::int) AS queued
-     UNION ALL
-     SELECT 'running', count(*)
-       FROM (SELECT 1 FROM kappa.jobs AS r WHERE r.lane = l.name AND r.state = 'running'
-              ORDER BY r.lease_token LIMIT %(limit)s::int) AS running
- ) AS s
-UNION ALL
-SELECT due.lane, 'scheduled', count(*)
-  FROM (SELECT lane FROM kappa.jobs WHERE state = 'scheduled' ORDER BY run_at LIMIT %(limit)s::int) AS due
- GROUP BY due.lane
-UNION ALL
-SELECT unapproved.lane, 'awaiting_approval', count(*)
-  FROM (SELECT lane FROM kappa.jobs WHERE state = 'awaiting_approval' ORDER BY expires_at LIMIT %(limit)s::int)
-       AS unapproved
- GROUP BY unapproved.lane;
+SELECT lane, state, jobs FROM kappa.depths(%(limit)s::int);
 
 -- name: orphans
 SELECT count(*) FROM (

@@ -23,6 +23,14 @@ document.addEventListener("htmx:beforeSwap", (event) => {
 document.addEventListener("DOMContentLoaded", () => {
   const here = document.querySelector(".top nav [aria-current]"), row = here && here.closest("ul");
   if (row) row.scrollLeft = here.offsetLeft - row.offsetLeft - (row.clientWidth - here.clientWidth) / 2;
+  for (const form of document.querySelectorAll("[data-drop]")) {
+    const zone = form.querySelector(".drop"), input = form.querySelector("input[type=file]"), said = form.querySelector("[data-dropped]");
+    const tell = () => { said.textContent = [...input.files].map((file) => file.name).join(", "); };
+    for (const name of ["dragenter", "dragover"]) zone.addEventListener(name, (event) => { event.preventDefault(); zone.classList.add("over"); });
+    for (const name of ["dragleave", "drop"]) zone.addEventListener(name, () => zone.classList.remove("over"));
+    zone.addEventListener("drop", (event) => { event.preventDefault(); input.files = event.dataTransfer.files; tell(); });
+    input.addEventListener("change", tell);
+  }
   for (const button of document.querySelectorAll("[data-copy]")) {
     if (!navigator.clipboard) continue;
     button.hidden = false;

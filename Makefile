@@ -66,7 +66,7 @@ lock-bench: ## the same for the peers that benchmarks run
 	  --custom-compile-command 'make lock-bench' requirements/bench.in -o requirements/bench.lock
 
 test-packages: ## what only tests need, from apt (as root)
-	@for p in pgbouncer faketime curl podman runc bwrap:bubblewrap busybox:busybox-static systemd-analyze:systemd; do \
+	@for p in pgbouncer faketime curl podman runc bwrap:bubblewrap busybox:busybox-static systemd-analyze:systemd chromium; do \
 	   command -v $${p%%:*} >/dev/null || missing="$$missing $${p##*:}"; done; \
 	 [ -z "$$missing" ] || { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$missing; }
 

@@ -23,6 +23,7 @@ from kappa.app.services import Services, open_services
 from kappa.app.settings import Settings
 from kappa.app.usecases import passwords
 from kappa.app.usecases.principal import Principal
+from kappa.app.web import site as pages
 from kappa.engine import Engine
 from kappa.pg import Database
 from tests.ground import PATIENCE, eventually
@@ -73,7 +74,9 @@ async def site(url: str, home: Path) -> AsyncIterator[Site]:
     guard = Guard()
     async with AsyncExitStack() as stack:
         services = await stack.enter_async_context(open_services(settings, engine))
-        yield Site(services, engine, guard, application.build(services, guard), stack)
+        yield Site(
+            services, engine, guard, application.build(services, guard, pages.beside(services), pages.large), stack
+        )
 
 
 @pytest.fixture

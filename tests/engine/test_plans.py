@@ -15,7 +15,7 @@ import pytest
 from psycopg import Connection
 
 from kappa.engine import JobState
-from kappa.engine.store import jobs, lanes, maintenance
+from kappa.engine.store import insight, jobs, lanes, maintenance
 from kappa.engine.store.jobs import Finish, NewJob, PutBack
 from kappa.pg.ops import Op, run
 from kappa.pg.queries import Row
@@ -346,3 +346,24 @@ def test_retention_reads_no_day_but_those_that_have_begun(plans: Plans, session:
         scans = [node for node in plans.of(op) if node.kind.endswith("Scan") and node.visited]
         read = {node.table for node in scans if node.table.startswith("finished_jobs")}
         assert read <= begun, query.name
+
+
+def test_depths_are_counted_by_index_and_no_further_than_asked(plans: Plans) -> None:
+    assert_by_index(plans.of(insight.depths(100)), at_most=100 * len(LANES))
+
+
+def test_orphans_are_counted_by_index(plans: Plans) -> None:
+    assert_by_index(plans.of(insight.orphans(100)), at_most=100)
+
+
+@pytest.mark.parametrize("session", ["auto"], indirect=True)
+@pytest.mark.parametrize("asked", [{"states": [JobState.FAILED]}, {"submitted_by": "nobody"}], ids=["unwell", "by"])
+def test_a_rare_sort_of_finished_job_is_not_looked_for_in_all_of_them(plans: Plans, asked: dict[str, Any]) -> None:
+    history = [node for node in plans.of(jobs.list_jobs(**asked)) if node.table.startswith("finished_jobs")]
+    assert max(node.visited for node in history) <= 100
+    assert {node.kind for node in history} <= {"Index Scan", "Bitmap Heap Scan", "Seq Scan"}
+
+
+def test_those_that_wait_for_approval_are_listed_without_a_look_at_history(plans: Plans) -> None:
+    nodes = plans.of(jobs.list_jobs(states=[JobState.AWAITING_APPROVAL]))
+    assert not [node for node in nodes if node.table.startswith("finished_jobs")]

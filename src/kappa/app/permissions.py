@@ -47,10 +47,10 @@ MEANING: dict[Permission, str] = {
     Permission.TOOLS_MANAGE: "register tools, which says what runs on the server",
     Permission.FLEET_WORK: "do the jobs of fleet lanes as a remote worker",
     Permission.FLEET_VIEW: "see the fleet's workers",
-    Permission.GRAPH_READ: "ask the graph: search, neighbours, paths, polarity, concepts and their evidence",
+    Permission.GRAPH_READ: "ask the graph, see concepts and their evidence, the vocabulary and artifacts",
     Permission.GRAPH_WRITE: "add concepts and relations",
     Permission.GRAPH_INGEST: "upload documents, and submit them for ingestion",
-    Permission.GRAPH_MANAGE: "see and change how many workers questions have, and how long they may take",
+    Permission.GRAPH_MANAGE: "merge relation types; see and change how many workers and how long questions have",
 }
 
 _READ_ONLY = frozenset({Permission.ACCOUNT_USE, Permission.JOBS_VIEW, Permission.TOOLS_VIEW, Permission.GRAPH_READ})

@@ -32,6 +32,7 @@ from kappa.app.permissions import Permission
 from kappa.app.services import API_SHARE, Services, open_services
 from kappa.app.settings import Settings
 from kappa.app.usecases.principal import Principal
+from kappa.app.web import site
 from kappa.engine import Engine, WorkerConfig, run_until_signal, tools
 from kappa.engine.loops import loop_factory
 from kappa.pg import Bounds
@@ -164,7 +165,9 @@ class Server:
             services = await stack.enter_async_context(open_services(self._settings, self._engine))
             with_mcp = await stack.enter_async_context(mcp.opened(self._settings))
             token_file = await operator_token(services, self._settings.home)
-            web = _Uvicorn(_uvicorn_config(application.build(services, self.guard, with_mcp)))
+            with_pages = site.beside(services)
+            app = application.build(services, self.guard, lambda api: with_pages(with_mcp(api)), site.large)
+            web = _Uvicorn(_uvicorn_config(app))
             lanes = self._lanes(services, stack)
             lanes.start()
             serving = asyncio.create_task(web.serve([self._listening]), name="serve")

@@ -15,10 +15,12 @@ from kappa.app.metrics import Metrics
 from kappa.app.settings import Settings
 from kappa.app.usecases import graph as knowledge
 from kappa.app.usecases.credentials import Credentials
+from kappa.app.usecases.curation import Curation
 from kappa.app.usecases.fleet import FleetWorkers
 from kappa.app.usecases.graph import KnowledgeGraph
 from kappa.app.usecases.ingest import Ingestions
 from kappa.app.usecases.jobs import Jobs
+from kappa.app.usecases.overview import Overview
 from kappa.app.usecases.passes import Passes
 from kappa.app.usecases.passwords import Passwords
 from kappa.app.usecases.people import People
@@ -49,6 +51,7 @@ class Services:
     people: People
     jobs: Jobs
     workers: Workers
+    overview: Overview
     watchtower: Watchtower
     tool_runs: ToolRuns
     fleet: FleetApp
@@ -57,6 +60,7 @@ class Services:
     ingestions: Ingestions
     spool: Path
     """Where a document is while it comes in."""
+    curation: Curation
     metrics: Metrics
     observers: tuple[Observer, ...]
     """Who is told of every request when it is over."""
@@ -101,6 +105,7 @@ async def open_services(settings: Settings, engine: Engine) -> AsyncGenerator[Se
         fleet.opened(),
         knowledge.opened(database, graph_config(settings), metrics.asked) as graph,
         _spool(settings) as spool,
+        Overview(client).opened() as overview,
     ):
         passwords = Passwords()
         people = People(auth, passwords)
@@ -123,6 +128,7 @@ async def open_services(settings: Settings, engine: Engine) -> AsyncGenerator[Se
                 people=people,
                 jobs=Jobs(client),
                 workers=Workers(client),
+                overview=overview,
                 watchtower=watchtower,
                 tool_runs=ToolRuns(
                     client,
@@ -136,6 +142,7 @@ async def open_services(settings: Settings, engine: Engine) -> AsyncGenerator[Se
                 graph=graph,
                 ingestions=ingestions,
                 spool=spool,
+                curation=Curation(graph),
                 metrics=metrics,
                 observers=(metrics.answered,) if traced is None else (metrics.answered, traced.answered),
             )

@@ -15,10 +15,10 @@ import psycopg
 from psycopg import AsyncConnection
 
 from kappa.engine.errors import BadPayload, EngineError, IllegalTransition, JobNotFound, LaneError, UnknownKind
-from kappa.engine.model import Enqueued, Job, JobState, Lane, Needs, Schedule, WorkerSeen
+from kappa.engine.model import Enqueued, Job, JobEvent, JobState, Lane, Needs, Relative, Schedule, WorkerSeen
 from kappa.engine.registry import Registry, dump_untyped
 from kappa.engine.schedule import first_fault, interval
-from kappa.engine.store import copy_rows, jobs, lanes, maintenance
+from kappa.engine.store import copy_rows, insight, jobs, lanes, maintenance
 from kappa.engine.store.jobs import NewJob
 from kappa.pg import AsyncPool, Bounds, Database, PoolUse
 from kappa.pg.ops import Op, run_async
@@ -292,6 +292,23 @@ class AsyncClient:
     async def counts(self) -> Mapping[tuple[str, JobState], int]:
         """How many live jobs there are, by lane and state."""
         return await self._do(jobs.count_by_state())
+
+    async def depths(self, limit: int) -> Mapping[tuple[str, JobState], int]:
+        """The same, each counted no further than the limit: quick, however long the queues are."""
+        return await self._do(insight.depths(limit))
+
+    async def orphans(self, limit: int) -> int:
+        """Running jobs that wait to be adopted, counted up to the limit."""
+        return await self._do(insight.orphans(limit))
+
+    async def finished_so_far(self) -> int:
+        """A number that grows with every job that ends; only the difference of two looks means something."""
+        return await self._do(insight.finished_so_far())
+
+    async def history(self, job_id: int) -> tuple[list[JobEvent], list[Relative]]:
+        """What happened to a job on its way, and the jobs that came of it."""
+        async with self._session(None) as session:
+            return await run_async(session, insight.events(job_id)), await run_async(session, insight.relatives(job_id))
 
     async def lanes(self) -> list[Lane]:
         return await self._do(lanes.read_lanes())

@@ -11,10 +11,10 @@ import psycopg
 from psycopg import Connection
 
 from kappa.engine.errors import BadPayload, EngineError, IllegalTransition, JobNotFound, LaneError, UnknownKind
-from kappa.engine.model import Enqueued, Job, JobState, Lane, Needs, Schedule, WorkerSeen
+from kappa.engine.model import Enqueued, Job, JobEvent, JobState, Lane, Needs, Relative, Schedule, WorkerSeen
 from kappa.engine.registry import Registry, dump_untyped
 from kappa.engine.schedule import first_fault, interval
-from kappa.engine.store import copy_rows, jobs, lanes, maintenance
+from kappa.engine.store import copy_rows, insight, jobs, lanes, maintenance
 from kappa.engine.store.jobs import NewJob
 from kappa.pg import Bounds, Database, Pool, PoolUse
 from kappa.pg.ops import Op, run
@@ -284,6 +284,23 @@ class Client:
     def counts(self) -> Mapping[tuple[str, JobState], int]:
         """How many live jobs there are, by lane and state."""
         return self._do(jobs.count_by_state())
+
+    def depths(self, limit: int) -> Mapping[tuple[str, JobState], int]:
+        """The same, each counted no further than the limit: quick, however long the queues are."""
+        return self._do(insight.depths(limit))
+
+    def orphans(self, limit: int) -> int:
+        """Running jobs that wait to be adopted, counted up to the limit."""
+        return self._do(insight.orphans(limit))
+
+    def finished_so_far(self) -> int:
+        """A number that grows with every job that ends; only the difference of two looks means something."""
+        return self._do(insight.finished_so_far())
+
+    def history(self, job_id: int) -> tuple[list[JobEvent], list[Relative]]:
+        """What happened to a job on its way, and the jobs that came of it."""
+        with self._session(None) as session:
+            return run(session, insight.events(job_id)), run(session, insight.relatives(job_id))
 
     def lanes(self) -> list[Lane]:
         return self._do(lanes.read_lanes())

@@ -102,6 +102,27 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
+class JobEvent:
+    """Something that happened to a job that runs: `lease_ran_out`, `released`, `adopted` or `put_back`."""
+
+    at: datetime
+    event: str
+    attempt: int
+    owner: str | None
+    detail: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Relative:
+    """A child of a job, or a live retry of it."""
+
+    id: int
+    kind: str
+    state: JobState
+    bond: str
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerSeen:
     """A worker as it last gave a sign of life."""
 

@@ -18,6 +18,7 @@ from kappa.graph import writing
 from kappa.graph.config import TIMEOUT, WORKERS, GraphConfig, from_environment
 from kappa.graph.errors import BadQuestion, ForeignGraph
 from kappa.graph.identity import concept_key, normal
+from kappa.graph.measuring import Measuring
 from kappa.graph.model import (
     Chunk,
     Concept,
@@ -31,6 +32,7 @@ from kappa.graph.model import (
     NewRelation,
     Ontology,
     Order,
+    Passage,
     Paths,
     Polarity,
     Related,
@@ -67,7 +69,7 @@ def process_budget(pool: int) -> Budget:
         return _shared
 
 
-class Graph:
+class Graph(Measuring):
     """A knowledge graph on one PostgreSQL database. Use it as a context manager, or `open` and `close` it."""
 
     def __init__(
@@ -259,6 +261,12 @@ class Graph:
         self._only_own("has no evidence")
         with self._pool.connection() as connection:
             return documents.instances_of(connection, concept_id, limit)
+
+    def passage(self, document: UUID, start: int, end: int) -> Passage | None:
+        """A stretch of a document's text; None if there is no such document."""
+        self._only_own("has no documents")
+        with self._pool.connection() as connection:
+            return documents.passage(connection, document, start, end)
 
     def relation_types(self) -> list[RelationType]:
         with self._pool.connection() as connection:

@@ -8,24 +8,52 @@ from fastapi import FastAPI
 from fastapi.routing import APIRoute
 from starlette.types import ASGIApp
 
-from kappa.app.api import fleet, graph, health, ingest, jobs, middleware, people, problems, tools, workers
+from kappa.app.api import (
+    fleet,
+    graph,
+    health,
+    ingest,
+    jobs,
+    measures,
+    middleware,
+    people,
+    problems,
+    tools,
+    workers,
+)
 from kappa.app.api.ingest_schemas import UPLOADS
 from kappa.app.api.middleware import Guard
 from kappa.app.api.problems import Problem
 from kappa.app.services import Services
 
 GROUPS = (
-    health.routes, jobs.routes, workers.routes, tools.routes, people.routes, fleet.routes, graph.routes, ingest.routes,
-)  # fmt: skip
+    health.routes,
+    jobs.routes,
+    workers.routes,
+    tools.routes,
+    people.routes,
+    fleet.routes,
+    graph.routes,
+    ingest.routes,
+    measures.routes,
+)
 
 
-def build(services: Services, guard: Guard, beside: Callable[[ASGIApp], ASGIApp] = lambda app: app) -> ASGIApp:
-    """The application, with what stands `beside` its routes, and middleware around both, the outermost last."""
+def build(
+    services: Services,
+    guard: Guard,
+    beside: Callable[[ASGIApp], ASGIApp] = lambda app: app,
+    large: Callable[[str], bool] = lambda _: False,
+) -> ASGIApp:
+    """The application, with what stands `beside` its routes, and middleware around both, the outermost last.
+
+    Paths that are `large` bound the bodies of their requests themselves.
+    """
     application = api()
     application.state.services = services
     application.state.guard = guard
     app = beside(application)
-    app = middleware.BodyLimit(app, services.settings.max_body, exempt=lambda path: path == UPLOADS)
+    app = middleware.BodyLimit(app, services.settings.max_body, lambda path: path == UPLOADS or large(path))
     app = middleware.Head(app)
     app = middleware.ShutdownGuard(app, guard)
     app = middleware.Observed(app, services.observers)

@@ -36,6 +36,7 @@ from kappa.app.api.graph_schemas import (
     SubgraphView,
     WrittenView,
 )
+from kappa.app.api.measure_schemas import ExplainedView
 from kappa.app.api.routing import Routes, Uses, Who
 from kappa.app.api.schemas import Line
 from kappa.app.permissions import Permission
@@ -68,7 +69,7 @@ async def related(services: Uses, request: Request, body: AskRelated) -> Respons
     """Concepts around one, nearest first, each with the relation types on one shortest way to it."""
 
     def ask(asking: "Asking") -> Any:
-        return asking.related(body.concept, body.walk, max_hops=body.max_hops, limit=body.limit)
+        return asking.related(body.concept, body.walk, max_hops=body.max_hops, limit=body.limit, measures=body.measures)
 
     return await _answer(services, request, body, "related", ask, RelatedView)
 
@@ -126,7 +127,7 @@ async def search(services: Uses, request: Request, body: AskSearch) -> Response:
     def ask(asking: "Asking") -> Any:
         return asking.search(
             body.text, body.passing, vector=body.vector, model=body.model, like=body.like, limit=body.limit,
-            min_similarity=body.min_similarity,
+            min_similarity=body.min_similarity, measures=body.measures,
         )  # fmt: skip
 
     return await _answer(services, request, body, "search", ask, SearchView)
@@ -163,11 +164,12 @@ async def show_concept(
     ontology: Annotated[list[Line] | None, Query(description="Whose label it is: any of these")] = None,
     evidence: Annotated[int, Query(ge=0, le=1000, description="So many quotes at most")] = 20,
 ) -> ConceptDetail:
-    """A concept, and the quotes that speak of it."""
+    """A concept, how well it is founded and why, and the quotes that speak of it."""
     found, quotes = await services.graph.concept(concept, ontology, evidence)
     return ConceptDetail(
-        concept=ConceptView.model_validate(found), evidence=[EvidenceView.model_validate(one) for one in quotes]
-    )
+        concept=ConceptView.model_validate(found), measured=ExplainedView.model_validate(found.measured),
+        evidence=[EvidenceView.model_validate(one) for one in quotes],
+    )  # fmt: skip
 
 
 @routes.get("/graph/relation-types", Permission.GRAPH_READ, 501, 504)

@@ -3,8 +3,9 @@
 from typing import Annotated, Literal
 from uuid import UUID
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, Field, StringConstraints
 
+from kappa.app.api.measure_schemas import ExplainedView, MeasuredView, OfGraph
 from kappa.app.api.schemas import NO_NUL, Body, Line, Word
 from kappa.app.usecases.graph import GraphNow, Link, LiveSettings, Walk
 from kappa.graph.config import MAX_HOPS, MAX_LIMIT, MAX_PATH_HOPS, MAX_PATHS, MAX_SEEDS, TIMEOUT, WORKERS
@@ -71,10 +72,16 @@ class AskNeighbors(WalkingQuestion):
     limit: Limit = 100
 
 
+Measures = Annotated[
+    bool, Field(strict=True, description="Say of the first hundred concepts how well they are founded")
+]
+
+
 class AskRelated(WalkingQuestion):
     concept: ConceptName
     max_hops: Hops = 2
     limit: Limit = 50
+    measures: Measures = False
 
 
 class AskSubgraph(WalkingQuestion):
@@ -118,10 +125,7 @@ class AskSearch(Question):
     like: ConceptName | None = Field(default=None, description="Concepts like this one, by its embedding")
     limit: Limit = 20
     min_similarity: Annotated[float, Field(strict=True, ge=-1, le=1, allow_inf_nan=False)] = 0.0
-
-
-class OfGraph(BaseModel):
-    model_config = ConfigDict(from_attributes=True)
+    measures: Measures = False
 
 
 class ConceptView(OfGraph):
@@ -130,6 +134,7 @@ class ConceptView(OfGraph):
     description: str
     ontology: str
     search_terms: list[str]
+    measured: MeasuredView | None = Field(default=None, description="Where it was asked for")
 
 
 class SkippedView(OfGraph):
@@ -206,6 +211,7 @@ class PolarityItemView(OfGraph):
     direction: Literal["positive", "negative", "neutral"]
     distance: float = Field(description="From the axis")
     hop: int | None
+    grounding: float | None
 
 
 class PolarityView(AnswerView):
@@ -217,6 +223,7 @@ class PolarityView(AnswerView):
     without_embedding: int = Field(description="Candidates that have no embedding of the model")
     mean: float | None
     spread: float | None
+    correlation: float | None = Field(description="Of positions with groundings; null where there are too few")
 
 
 class SearchHitView(OfGraph):
@@ -242,6 +249,7 @@ class EvidenceView(OfGraph):
 
 class ConceptDetail(BaseModel):
     concept: ConceptView
+    measured: ExplainedView = Field(description="How well it is founded, and why")
     evidence: list[EvidenceView]
 
 

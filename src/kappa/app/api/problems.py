@@ -63,6 +63,8 @@ STATUS: tuple[tuple[type[Exception], int, str], ...] = (
     (graph.GraphBusy, 503, "graph_busy"),
     (graph.GraphFailed, 503, "graph_failed"),
     (graph.QuestionStopped, 504, "question_stopped"),
+    (graph.MissingExtra, 501, "not_installed"),
+    (graph.GraphError, 422, "refused"),
     (app.Draining, 503, "draining"),
     (FleetRefused, 503, "database_unavailable"),
     (pg.PgError, 503, "database_unavailable"),
@@ -159,18 +161,25 @@ def install(application: FastAPI, routes: Sequence[BaseRoute]) -> None:
     application.add_exception_handler(Exception, _unknown)
 
 
-async def _known(request: Request, error: Exception) -> JSONResponse:
+def told(path: str, error: Exception) -> tuple[int, str, str] | None:
+    """The status, the name and the one line of an error that is known; None for one that is a fault of ours."""
     known = next(((status, code) for kind, status, code in STATUS if isinstance(error, kind)), None)
     if known is None:
-        return await _unknown(request, error)
+        return None
     status, code = known
     if isinstance(error, psycopg.DataError):
-        detail = "a value of the request can't be kept"
-    elif code in UNSAID:
-        log.warning("%s: %s", request.url.path, " ".join(str(error).split()))
-        detail = UNSAID[code]
-    else:
-        detail = " ".join(str(error).split())
+        return status, code, "a value of the request can't be kept"
+    if code in UNSAID:
+        log.warning("%s: %s", path, " ".join(str(error).split()))
+        return status, code, UNSAID[code]
+    return status, code, " ".join(str(error).split())
+
+
+async def _known(request: Request, error: Exception) -> JSONResponse:
+    known = told(request.url.path, error)
+    if known is None:
+        return await _unknown(request, error)
+    status, code, detail = known
     retry_after = error.retry_after if isinstance(error, app.Throttled) else SOON if status == 503 else None
     duplicates = (
         [DuplicateView.model_validate(one) for one in error.duplicates] if isinstance(error, AlreadyThere) else None

@@ -19,7 +19,7 @@ PLACES = {
         "demo": Place(
             f"{CLI}.demo:demo", "Read twelve short pages into a graph of their own, ask it three questions, and stop."
         ),
-        "ingest": Place(f"{CLI}.ingest:ingest", "Bring documents into the graph, as one job."),
+        "ingest": Place(f"{CLI}.ingest:ingest", "Read documents into the graph, as one job."),
         "doctor": Place(f"{CLI}.doctor:doctor", "Say what was found on this machine and what follows."),
     },
     "Ask the graph": {
@@ -28,6 +28,12 @@ PLACES = {
         "path": Place(f"{CLI}.graph:path", "Draw the shortest paths between two concepts as chains."),
         "polarity": Place(f"{CLI}.graph:polarity", "Draw where concepts stand between two poles, by their embeddings."),
         "concept": Place(f"{CLI}.graph:concept_app", "Concepts: what they are, and who says so."),
+        "projection": Place(
+            f"{CLI}.artifacts:projection",
+            "Draw a map of concepts by their embeddings, in clusters that are named by their words.",
+        ),
+        "artifact": Place(f"{CLI}.artifacts:app", "Artifacts: maps, axes and other results that are kept."),
+        "vocab": Place(f"{CLI}.vocab:app", "The vocabulary: relation types, what they are worth, and their merges."),
     },
     "Work": {
         "job": Place(f"{CLI}.jobs:app", "Jobs: enqueue, list, show, watch, approve, cancel, retry."),

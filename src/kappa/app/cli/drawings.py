@@ -19,6 +19,7 @@ from kappa.app.api.graph_schemas import (
     RelationView,
     SearchView,
 )
+from kappa.app.api.measure_schemas import ExplainedView, ReasonView
 from kappa.app.cli import show
 from kappa.app.cli.tables import cell
 
@@ -26,6 +27,7 @@ HALF = 20
 """Cells of the axis on each side of its middle."""
 SAID = 80
 
+_SIDES = {True: "green", False: "red"}
 _COLOURS = {"positive": "green", "negative": "red", "neutral": "yellow"}
 
 
@@ -40,8 +42,20 @@ def related(seed: ConceptView, items: Sequence[RelatedConceptView]) -> Tree:
         branch = tree.add(Text("1 hop" if hop == 1 else f"{hop} hops", style="cyan"))
         for item in level:
             way = show.printable(" → ".join(item.types))
-            branch.add(Text.assemble((way, "magenta"), "  ", name(item.concept), (f"  {item.degree}", "dim")))
+            branch.add(
+                Text.assemble(
+                    (way, "magenta"), "  ", name(item.concept), (f"  {item.degree}", "dim"), grounded(item.concept)
+                )
+            )
     return tree
+
+
+def grounded(concept: ConceptView) -> Text:
+    """Whether more speaks for it or against it, where anything does."""
+    found = concept.measured.grounding if concept.measured is not None else None
+    if found is None or not found.supports + found.contradictions:
+        return Text("")
+    return Text(f"  {found.value:+.2f}", style=_SIDES[found.value > 0])
 
 
 def paths(items: Sequence[PathView]) -> Group:
@@ -88,15 +102,16 @@ def polarity(found: PolarityView) -> Group:
     rows = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     rows.add_column("concept", overflow="fold")
     rows.add_column(Text.assemble((minus, "red"), ("  ←  →  ", "dim"), (plus, "green")), no_wrap=True, justify="center")
-    for title in ("position", "off axis", "hops"):
+    for title in ("position", "off axis", "hops", "grounding"):
         rows.add_column(title, justify="right")
     for item in found.items:
         rows.add_row(
             name(item.concept), axis(item.position, item.direction), f"{item.position:+.2f}", f"{item.distance:.2f}",
-            "-" if item.hop is None else str(item.hop),
+            "-" if item.hop is None else str(item.hop), "" if item.grounding is None else f"{item.grounding:+.2f}",
         )  # fmt: skip
     mean = "" if found.mean is None else f"mean {found.mean:+.2f}, spread {found.spread or 0:.2f}, "
-    facts = f"{mean}by {found.model}"
+    linked = "" if found.correlation is None else f"correlation with grounding {found.correlation:+.2f}, "
+    facts = f"{mean}{linked}by {found.model}"
     if found.without_embedding:
         facts += f"; {found.without_embedding} more have no embedding"
     return Group(rows, Text(show.printable(facts), style="dim"))
@@ -123,9 +138,34 @@ def search(found: SearchView) -> Table:
     for hit in found.items:
         what = hit.concept.description
         rows.add_row(
-            f"{hit.score:.2f}", cell(hit.concept.label, "bold"), cell(hit.concept.ontology),
+            f"{hit.score:.2f}", Text.assemble((show.printable(hit.concept.label), "bold"), grounded(hit.concept)),
+            cell(hit.concept.ontology),
             cell(", ".join(hit.matched)), cell(what if len(what) <= SAID else what[: SAID - 1] + "…"),
             str(hit.concept.id),
+        )  # fmt: skip
+    return rows
+
+
+def founded(found: ExplainedView) -> dict[str, Text]:
+    """Grounding and confidence, each with what it follows from."""
+    ground, sure = found.grounding, found.confidence
+    for_it = (
+        f"{ground.supports} for it ({ground.support:.1f}), {ground.contradictions} against ({ground.contradiction:.1f})"
+    )
+    counts = f"{sure.relations} relations of {sure.types} types, {sure.evidence} quotes in {sure.sources} sources"
+    value = Text(f"{ground.value:+.2f}", style=_SIDES[ground.value > 0] if ground.value else "")
+    return {
+        "grounding": Text.assemble(value, (f"  {ground.low:+.2f} to {ground.high:+.2f}  {for_it}", "dim")),
+        "confidence": Text.assemble(f"{sure.value:.2f}", (f"  {counts}", "dim")),
+    }
+
+
+def reasons(found: Sequence[ReasonView]) -> Table:
+    rows = show.table("weight", "because", "says", "confidence", "documents", "stance")
+    for one in found:
+        rows.add_row(
+            Text(f"{one.weight:+.2f}", style=_SIDES[one.weight > 0]), cell(one.label, "bold"), cell(one.type),
+            f"{one.confidence:.2f}", str(one.documents), f"{one.stance:+.2f} by {one.by}",
         )  # fmt: skip
     return rows
 
@@ -141,7 +181,12 @@ def concept(detail: ConceptDetail, near: Sequence[RelatedConceptView]) -> Group:
     for title, value in told.items():
         if value:
             facts.add_row(Text(title, style="dim"), Text(show.printable(value), overflow="fold"))
-    parts: list[RenderableType] = [facts, "", related(about, near)]
+    for title, line in founded(detail.measured).items():
+        facts.add_row(Text(title, style="dim"), line)
+    parts: list[RenderableType] = [facts]
+    if detail.measured.reasons:
+        parts += ["", reasons(detail.measured.reasons)]
+    parts += ["", related(about, near)]
     if detail.evidence:
         quotes = show.table("evidence", "document", "characters")
         for one in detail.evidence:

@@ -1,6 +1,7 @@
 """`kg search`, `kg related`, `kg path`, `kg polarity`, `kg concept`: the graph, asked."""
 
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
@@ -17,7 +18,7 @@ from kappa.app.api.graph_schemas import (
     RelatedView,
     SearchView,
 )
-from kappa.app.cli import drawings, show, values
+from kappa.app.cli import artifacts, drawings, show, values
 from kappa.app.remote import Server
 from kappa.graph.config import MAX_HOPS, MAX_LIMIT, MAX_PATH_HOPS, MAX_PATHS, TIMEOUT
 
@@ -65,7 +66,7 @@ def search(
 
     Example: kg search 'river otter' --ontology zoology
     """
-    body = {"text": text, "limit": limit, "min_similarity": min_similarity, **_where(ontology, 0.0)}
+    body = {"text": text, "limit": limit, "min_similarity": min_similarity, "measures": True, **_where(ontology, 0.0)}
     found = _ask("search", SearchView, body, deadline)
     if as_json:
         show.as_json(found)
@@ -92,7 +93,10 @@ def related(
 
     Example: kg related Otter --hops 3 --type EATS
     """
-    body = {"concept": concept, "max_hops": hops, "limit": limit, **_walk(direction, kinds, ontology, min_confidence)}
+    body = {
+        "concept": concept, "max_hops": hops, "limit": limit, "measures": True,
+        **_walk(direction, kinds, ontology, min_confidence),
+    }  # fmt: skip
     with remote.open_server(settings.load()) as server:
         found = _question(server, "related", RelatedView, body, deadline)
         seed = None if as_json else _shown(server, concept, ontology, evidence=0).concept
@@ -160,6 +164,9 @@ def polarity(
     min_confidence: Confidence = 0.0,
     limit: Limit = 50,
     deadline: Deadline = None,
+    save: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Keep it as an artifact, by a job, and write its picture there.")
+    ] = None,
     as_json: show.AsJson = False,
 ) -> None:
     """Draw where concepts stand between two poles, by their embeddings.
@@ -170,6 +177,11 @@ def polarity(
         "positive": positive, "negative": negative, "candidates": candidate, "max_hops": hops, "limit": limit,
         **_walk(direction, kinds, ontology, min_confidence),
     }  # fmt: skip
+    if save is not None:
+        asked = {name: value for name, value in body.items() if name != "where"}
+        asked |= {"ontologies": ontology, "min_confidence": min_confidence}
+        artifacts.drawn("polarity", asked, save, as_json)
+        return
     found = _ask("polarity", PolarityView, body, deadline)
     if as_json:
         show.as_json(found)
@@ -185,7 +197,7 @@ def show_concept(
     evidence: Annotated[int, typer.Option(min=0, max=1000, help="So many quotes at most.")] = 20,
     as_json: show.AsJson = False,
 ) -> None:
-    """Show a concept, what is next to it, and the quotes that speak of it.
+    """Show a concept, how well it is founded and why, what is next to it, and the quotes that speak of it.
 
     Example: kg concept show Otter
     """
@@ -194,7 +206,9 @@ def show_concept(
         if as_json:
             show.as_json(detail)
             return
-        near = _question(server, "related", RelatedView, {"concept": str(detail.concept.id), "max_hops": 1}, None)
+        near = _question(
+            server, "related", RelatedView, {"concept": str(detail.concept.id), "max_hops": 1, "measures": True}, None
+        )
     show.out.print(drawings.concept(detail, near.items))
     _caution(near)
 

@@ -222,6 +222,27 @@ def priority(
         show.line(f"job {job.id} has priority {job.priority}")
 
 
+def run_job(
+    kind: str, payload: dict[str, Any], *, as_json: bool, wait: bool, auto_approve: bool = False
+) -> JobView | None:
+    """Put a job in and watch it to its good end; None where it is not waited for."""
+    configured = settings.load()
+    body = {"kind": kind, "payload": {name: value for name, value in payload.items() if value is not None}}
+    with remote.open_server(configured) as server:
+        done = server.post("/jobs", EnqueuedJob, body | ({"auto_approve": True} if auto_approve else {}))
+        if not wait:
+            if as_json:
+                show.as_json(done)
+            else:
+                show.line(f"job {done.id} was created")
+            return None
+    show.say(f"job {done.id} was created")
+    (ended,) = progress.watch(configured, [done.id], as_json=as_json, wait=WAIT)
+    if ended.state is not JobState.SUCCEEDED:
+        raise typer.Exit(1)
+    return ended
+
+
 def _watch(configured: settings.Settings, ids: Sequence[int], as_json: bool, wait: float) -> None:
     ended = progress.watch(configured, ids, as_json=as_json, wait=wait)
     if any(job.state is not JobState.SUCCEEDED for job in ended):

@@ -9,6 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from kappa.app.api.measure_schemas import KeptArtifact, MergeView, TypeView
 from kappa.app.api.schemas import (
     AuditEntry,
     FleetWorkerView,
@@ -235,4 +236,39 @@ def permissions(found: Iterable[PermissionView]) -> Table:
     rows = show.table("permission", "lets one")
     for permission in found:
         rows.add_row(cell(permission.name), cell(permission.meaning))
+    return rows
+
+
+def types(found: Sequence[TypeView]) -> Table:
+    rows = show.table("type", "category", "relations", "stance", "targets are", "")
+    for one in found:
+        merged = f"→ {one.merged_into}" if one.merged_into else ""
+        note = merged or (f"or {one.best}?" if one.ambiguous and one.best else "")
+        stance = f"{one.stance:+.2f}" if one.stance else ""
+        rows.add_row(
+            cell(one.name, "bold"), cell(one.category), str(one.relations),
+            cell(f"{stance} by words" if stance and one.stance_by == "words" else stance),
+            cell(one.epistemic or ""), cell(note, "dim"),
+        )  # fmt: skip
+    return rows
+
+
+def merges(found: Sequence[MergeView]) -> Table:
+    rows = show.table("merge", "type", "into", "alike", "relations", "by", "when", "")
+    for one in found:
+        rows.add_row(
+            str(one.id), cell(one.merged, "bold"), cell(one.survivor),
+            "" if one.similarity is None else f"{one.similarity:.2f}", str(one.relations), cell(one.made_by),
+            when(one.made_at), cell(f"undone by {one.undone_by}" if one.undone_at else "", "dim"),
+        )  # fmt: skip
+    return rows
+
+
+def artifacts(found: Sequence[KeptArtifact]) -> Table:
+    rows = show.table("id", "kind", "name", "ontology", "epoch", "bytes", "made")
+    for one in found:
+        rows.add_row(
+            str(one.id), cell(one.kind, "bold"), cell(one.name), cell(one.ontology or ""), str(one.as_of_epoch),
+            "" if one.size is None else str(one.size), when(one.created_at),
+        )  # fmt: skip
     return rows

@@ -50,12 +50,16 @@ def up(
 
 def _greet(now: "Up") -> None:
     show.out.print(f"Kappa is up at [bold]{now.url}[/bold]")
-    lines = {"API": f"{now.url}/openapi.json", "health": f"{now.url}/healthz, /readyz, /metrics"}
+    lines = {
+        "web": f"{now.url}/ui/",
+        "API": f"{now.url}/openapi.json",
+        "health": f"{now.url}/healthz, /readyz, /metrics",
+    }
     if now.options.lanes:
         where = f"in {now.options.workers} processes" if now.options.workers else "here"
         lines["lanes"] = f"{', '.join(now.lanes)} ({where}; kg admin workers shows them)"
     if now.token_file is not None:
-        lines["sign in"] = f"kg on this machine does so by itself, with the token in {now.token_file}"
+        lines["sign in"] = f"with the token in {now.token_file}; kg on this machine does so by itself"
         lines["curl"] = f'curl -H "Authorization: Bearer $(cat {now.token_file})" {now.url}/me'
     else:
         lines["sign in"] = "the user operator is switched off; use a token of somebody else's"

@@ -1,6 +1,6 @@
 """The kinds of jobs that Kappa brings: each module declares its handlers on the engine."""
 
-from kappa.app.kinds import ingestion, selftest
+from kappa.app.kinds import ingestion, maps, measures, selftest
 from kappa.app.kinds.workshop import Workshop
 from kappa.app.settings import Settings
 from kappa.engine import Engine
@@ -12,4 +12,6 @@ def declare(engine: Engine, settings: Settings) -> Workshop:
     engine.at_end(shop.close)
     selftest.declare(engine)
     ingestion.declare(engine, shop)
+    measures.declare(engine, shop)
+    maps.declare(engine, shop)
     return shop

@@ -55,7 +55,7 @@ class GraphTools:
         limit: Limit = 20,
     ) -> SearchView:
         """Find concepts of the knowledge graph by words, the best first. Begin here: the others take what it finds."""
-        body = {"text": text, "limit": limit, "where": _where(ontologies)}
+        body = {"text": text, "limit": limit, "where": _where(ontologies), "measures": True}
         return await self._ask("search", SearchView, body)
 
     async def concept(
@@ -64,7 +64,11 @@ class GraphTools:
         ontology: Annotated[Line | None, Field(description="Whose label it is")] = None,
         evidence: Annotated[int, Field(ge=0, le=MOST, description="So many quotes at most")] = 10,
     ) -> ConceptDetail:
-        """Show a concept with the quotes that speak of it, each with its document and place: what to cite."""
+        """Show a concept with the quotes that speak of it, each with its document and place: what to cite.
+
+        `measured` says how well it is founded: grounding from −1, contradicted, to 1, supported, with its interval and
+        the relations that count most; confidence says how much there is to judge by.
+        """
         asked = {"ontology": ontology, "evidence": evidence}
         return await self._api.get(f"/graph/concepts/{segment(concept)}", ConceptDetail, asked)
 
@@ -83,7 +87,7 @@ class GraphTools:
         """
         body = {
             "concept": concept, "max_hops": max_hops, "direction": direction, "relation_types": relation_types,
-            "where": _where(ontologies), "limit": limit,
+            "where": _where(ontologies), "limit": limit, "measures": True,
         }  # fmt: skip
         return await self._ask("related", RelatedView, body)
 

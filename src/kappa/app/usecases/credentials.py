@@ -124,9 +124,9 @@ class Credentials:
             found = await _one(connection, FIND_SESSION, hash=_hash(key))
         if found is None:
             raise NotAuthenticated("the session is over: sign in again")
-        user_id, name, permissions, expires_at = found
-        who = Principal(user_id, name, frozenset(permissions))
-        return Session(who, expires_at, cookie, await self._csrf(key))
+        user_id, name, permissions, expires_at, token_id, scopes = found
+        allowed = frozenset(permissions) if scopes is None else frozenset(permissions) & frozenset(scopes)
+        return Session(Principal(user_id, name, allowed, token_id), expires_at, cookie, await self._csrf(key))
 
     async def sign_in(self, name: str, password: str, address: str, request_id: str | None) -> Session:
         """A session for whoever knows the password. Tries are counted by name and by address."""
@@ -146,7 +146,17 @@ class Credentials:
         async with self._pool.transaction(who="sign in") as connection:
             if await _one(connection, STILL_FITS, id=found[0], password=found[2]) is None:
                 raise NotAuthenticated("name and password don't fit")
-            return await self._begin_session(connection, found[0], name, address, request_id)
+            await run_async(connection, Op(FORGET_OLD_FAILURES, {"within": WITHIN}, nothing))
+            keys = {"name": f"name {name}", "address": f"address {address}"}
+            await run_async(connection, Op(FORGET_FAILURES, keys, nothing))
+            return await self._begin_session(connection, Principal(found[0], name, frozenset(), None, request_id))
+
+    async def sign_in_by_token(self, secret: str, request_id: str | None) -> Session:
+        """A session that may do what the token may, for as long as it counts."""
+        who = await self.by_token(secret)
+        await self._signing_key()
+        async with self._pool.transaction(who="sign in") as connection:
+            return await self._begin_session(connection, with_request(who, request_id))
 
     async def sign_out(self, cookie: str) -> None:
         key = await self._unsign(cookie)
@@ -224,20 +234,15 @@ class Credentials:
         if row is not None and row[0] >= most:
             raise Throttled("too many sign-ins failed: wait before the next try", max(1.0, row[1]))
 
-    async def _begin_session(
-        self, connection: AsyncConnection[Row], user_id: int, name: str, address: str, request_id: str | None
-    ) -> Session:
+    async def _begin_session(self, connection: AsyncConnection[Row], who: Principal) -> Session:
         key = secrets.token_urlsafe(32)
         await run_async(connection, Op(FORGET_SESSIONS, {}, nothing))
-        await run_async(connection, Op(FORGET_OLD_FAILURES, {"within": WITHIN}, nothing))
-        keys = {"name": f"name {name}", "address": f"address {address}"}
-        await run_async(connection, Op(FORGET_FAILURES, keys, nothing))
-        params = {"hash": _hash(key), "user_id": user_id, "lasts": self._session_lasts}
+        params = {"hash": _hash(key), "user_id": who.user_id, "lasts": self._session_lasts, "token_id": who.token_id}
         row = await _one(connection, MAKE_SESSION, **params)
         assert row is not None
-        who = Principal(user_id, name, frozenset(row[1]), request_id=request_id)
-        await audit.record(connection, who, "session.begin", name)
-        return Session(who, row[0], await self._sign(key), await self._csrf(key))
+        await audit.record(connection, who, "session.begin", who.name)
+        allowed = frozenset(row[1]) if who.token_id is None else who.permissions
+        return Session(replace(who, permissions=allowed), row[0], await self._sign(key), await self._csrf(key))
 
     async def _sign(self, key: str) -> str:
         return f"{key}.{await self._mac('session', key)}"
@@ -263,7 +268,7 @@ class Credentials:
         return self._key
 
 
-def with_request(who: Principal, request_id: str) -> Principal:
+def with_request(who: Principal, request_id: str | None) -> Principal:
     return replace(who, request_id=request_id)
 
 

@@ -12,9 +12,10 @@ WITH found AS (
 SELECT id, hash, user_id, name, scopes, kappa.permissions_of(user_id) FROM found;
 
 -- name: find_session
-SELECT u.id, u.name, kappa.permissions_of(u.id), s.expires_at
-  FROM kappa.sessions AS s JOIN kappa.users AS u ON u.id = s.user_id
- WHERE s.hash = %(hash)s AND s.expires_at > now() AND u.enabled;
+SELECT u.id, u.name, kappa.permissions_of(u.id), s.expires_at, s.token_id, t.scopes
+  FROM kappa.sessions AS s JOIN kappa.users AS u ON u.id = s.user_id LEFT JOIN kappa.tokens AS t ON t.id = s.token_id
+ WHERE s.hash = %(hash)s AND s.expires_at > now() AND u.enabled
+   AND (t.id IS NULL OR (t.revoked_at IS NULL AND (t.expires_at IS NULL OR t.expires_at > now())));
 
 -- name: make_token
 INSERT INTO kappa.tokens (user_id, name, hash, scopes, expires_at, kinds, machines, requests_per_minute)
@@ -40,7 +41,8 @@ SELECT id, name, password FROM kappa.users WHERE name = %(name)s AND enabled;
 SELECT id FROM kappa.users WHERE id = %(id)s AND enabled AND password = %(password)s FOR SHARE;
 
 -- name: make_session
-INSERT INTO kappa.sessions (hash, user_id, expires_at) VALUES (%(hash)s, %(user_id)s, now() + %(lasts)s::interval)
+INSERT INTO kappa.sessions (hash, user_id, expires_at, token_id)
+VALUES (%(hash)s, %(user_id)s, now() + %(lasts)s::interval, %(token_id)s::bigint)
 RETURNING expires_at, kappa.permissions_of(user_id);
 
 -- name: end_session

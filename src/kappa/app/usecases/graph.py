@@ -17,7 +17,7 @@ from uuid import UUID
 
 from anyio.to_thread import run_sync
 
-from kappa.app.errors import Ambiguous, NotInstalled
+from kappa.app.errors import Ambiguous, NotFound, NotInstalled
 from kappa.app.usecases import audit
 from kappa.app.usecases.principal import Principal
 from kappa.graph import (
@@ -30,6 +30,7 @@ from kappa.graph import (
     NewConcept,
     NewRelation,
     Ontology,
+    Passage,
     RelationType,
     SnapshotStatus,
     VectorStatus,
@@ -219,14 +220,28 @@ class KnowledgeGraph:
     async def concept(
         self, name: str, ontologies: Sequence[str] | None, evidence: int
     ) -> tuple[Concept, list[Instance]]:
-        """A concept by id or label, and so many quotes that speak of it."""
+        """A concept by id or label, measured, and so many quotes that speak of it."""
         return await self._in_thread(lambda asking: asking.shown(name, ontologies, evidence), None, None, None)
 
+    async def passage(self, document: UUID, start: int, end: int) -> Passage:
+        """A stretch of a document's text."""
+        found = await self._in_thread(lambda _: self.here().passage(document, start, end), None, None, None)
+        if found is None:
+            raise NotFound(f"there is no document {document}")
+        return found
+
     async def relation_types(self) -> list[RelationType]:
-        return await self._in_thread(lambda _: self.here().relation_types(), None, None, None)
+        return await self.read(lambda graph: graph.relation_types())
 
     async def ontologies(self) -> list[Ontology]:
-        return await self._in_thread(lambda _: self.here().ontologies(), None, None, None)
+        return await self.read(lambda graph: graph.ontologies())
+
+    async def read(self, act: "Callable[[Graph], T]") -> T:
+        """Something short that the graph is asked, in a thread of questions."""
+        return await self._in_thread(lambda _: act(self.here()), None, None, None)
+
+    async def write(self, act: "Callable[[Graph], T]") -> T:
+        return await self.other(act)
 
     # Writing
 

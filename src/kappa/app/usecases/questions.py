@@ -5,6 +5,7 @@ Everything here blocks. `kappa.app.usecases.graph` runs it, where no event loop 
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 from uuid import UUID
 
@@ -78,20 +79,22 @@ class Asking:
         return found[0]
 
     def shown(self, name: str, ontologies: Sequence[str] | None, evidence: int) -> tuple[Concept, list[Instance]]:
-        """A concept, and quotes that speak of it."""
+        """A concept with its measures, and quotes that speak of it."""
         known = as_id(name)
         concept = self._graph.concept(known) if known else self._labelled(name, ontologies)
         if concept is None:
             raise UnknownConcept(f"there is no concept {name}")
+        concept = replace(concept, measured=self._graph.measured(concept.id))
         return concept, self._graph.evidence(concept.id, evidence) if evidence else []
 
     def neighbors(self, seeds: Sequence[str], walk: Walk, *, max_hops: int, order: Order, limit: int) -> Neighbors:
         nodes = self._concepts(seeds, walk)
         return self._graph.neighbors(nodes, max_hops, order=order, limit=limit, **self._terms(walk))
 
-    def related(self, concept: str, walk: Walk, *, max_hops: int, limit: int) -> Related:
+    def related(self, concept: str, walk: Walk, *, max_hops: int, limit: int, measures: bool = False) -> Related:
         node = self.concept(concept, walk.where)
-        return self._graph.related(node, max_hops, limit=limit, **self._terms(walk))
+        found = self._graph.related(node, max_hops, limit=limit, **self._terms(walk))
+        return self._graph.with_measures(found) if measures else found
 
     def subgraph(self, seeds: Sequence[str], walk: Walk, *, max_hops: int, limit: int) -> Subgraph:
         nodes = self._concepts(seeds, walk)
@@ -132,13 +135,15 @@ class Asking:
         like: str | None,
         limit: int,
         min_similarity: float,
+        measures: bool = False,
     ) -> SearchAnswer:
         """By words, by a vector of a model, or by another concept's."""
         alike = None if like is None else self.concept(like, where)
-        return self._graph.search(
+        found = self._graph.search(
             text, vector=vector, model=model, like=alike, where=where, limit=limit, min_similarity=min_similarity,
             **self._limits(),
         )  # fmt: skip
+        return self._graph.with_measures(found) if measures else found
 
     def _concepts(self, names: Sequence[str], walk: Walk) -> list[UUID]:
         return [self.concept(name, walk.where) for name in names]

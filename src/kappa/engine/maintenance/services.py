@@ -18,7 +18,7 @@ from kappa.engine.model import Schedule
 from kappa.engine.registry import Registry
 from kappa.engine.schedule import last_due, next_due
 from kappa.engine.signals import Signals
-from kappa.engine.store import jobs, maintenance
+from kappa.engine.store import insight, jobs, maintenance
 from kappa.engine.store.jobs import NewJob
 from kappa.engine.store.maintenance import BATCH
 from kappa.pg.ops import run_async
@@ -112,6 +112,7 @@ class Retention:
         await run_async(connection, maintenance.forget_sleepers())
         await run_async(connection, maintenance.forget_workers())
         await run_async(connection, maintenance.forget_fleet())
+        await run_async(connection, insight.forget_events())
         return None
 
     async def _drop(self, connection: AsyncConnection[Row], table: str, now: datetime | None) -> None:

@@ -167,6 +167,28 @@ SELECT * FROM kappa.all_jobs
  ORDER BY id DESC
  LIMIT %(limit)s::int;
 
+-- name: list_live
+-- Of live jobs alone; history, which has far more, is not looked at.
+SELECT * FROM kappa.live_jobs
+ WHERE state = ANY (%(states)s::kappa.job_state[])
+   AND (%(kinds)s::text[] IS NULL OR kind = ANY (%(kinds)s::text[]))
+   AND (%(lane)s::text IS NULL OR lane = %(lane)s::text)
+   AND (%(submitted_by)s::text IS NULL OR submitted_by = %(submitted_by)s::text)
+   AND id < coalesce(%(before)s::bigint, 9223372036854775807)
+ ORDER BY id DESC
+ LIMIT %(limit)s::int;
+
+-- name: list_unwell
+-- Without those that succeeded, which are most: the others have an index of their own.
+SELECT * FROM kappa.all_jobs
+ WHERE state <> 'succeeded' AND (%(states)s::text[] IS NULL OR state::text = ANY (%(states)s::text[]))
+   AND (%(kinds)s::text[] IS NULL OR kind = ANY (%(kinds)s::text[]))
+   AND (%(lane)s::text IS NULL OR lane = %(lane)s::text)
+   AND (%(submitted_by)s::text IS NULL OR submitted_by = %(submitted_by)s::text)
+   AND id < coalesce(%(before)s::bigint, 9223372036854775807)
+ ORDER BY id DESC
+ LIMIT %(limit)s::int;
+
 -- name: count_by_state
 SELECT lane, state::text, count(*) FROM kappa.jobs GROUP BY lane, state;
 

@@ -8,7 +8,7 @@ from psycopg import Connection
 
 from kappa.graph.errors import BadWrite
 from kappa.graph.identity import content_hash, document_key, kept, source_key
-from kappa.graph.model import Document, Instance, NewDocument, Ontology
+from kappa.graph.model import Document, Instance, NewDocument, Ontology, Passage
 from kappa.pg import queries
 from kappa.pg.queries import Row
 
@@ -110,6 +110,17 @@ def add_instances(connection: Connection[Row], source: int, instances: Sequence[
 
 def instances_of(connection: Connection[Row], concept: UUID, limit: int) -> list[Instance]:
     return [Instance(*row) for row in connection.execute(INSTANCES_OF.sql, {"concept": concept, "limit": limit})]
+
+
+def passage(connection: Connection[Row], key: UUID, start: int, end: int) -> Passage | None:
+    """The document's text from one character up to another, as far as it has them."""
+    found = find(connection, key)
+    if found is None:
+        return None
+    start = min(max(0, start), found.document.characters)
+    place = {"document": found.number, "start": start, "end": max(start, end)}
+    row = connection.execute(STRETCH.sql, place).fetchone()
+    return Passage(found.document, start, row[0] if row else "")
 
 
 def delete(connection: Connection[Row], key: UUID) -> bool:

@@ -1,0 +1,91 @@
+"""Documents into the graph: dropped or chosen, looked at with what they will cost, and submitted as a job."""
+
+import shutil
+import tempfile
+from pathlib import Path
+from typing import IO, Any
+from uuid import UUID
+
+from anyio.to_thread import run_sync
+from starlette.datastructures import UploadFile
+from starlette.responses import Response
+
+from kappa.app.api import problems
+from kappa.app.errors import Refused
+from kappa.app.kinds import models
+from kappa.app.permissions import Permission
+from kappa.app.usecases.graph import as_id
+from kappa.app.usecases.ingest import Uploaded
+from kappa.app.web.pages import PREFIX, Pages, Visit
+from kappa.pg import KappaError
+
+pages = Pages()
+
+UPLOAD = f"{PREFIX}/ingest"
+LARGEST = 256 * 1024 * 1024
+"""Bytes of all files that are sent at once."""
+SUMMED = ("documents", "chunks", "words", "tokens", "embeddings", "ocr_pages")
+
+
+@pages.get("/ingest", Permission.GRAPH_WRITE)
+async def ingest(visit: Visit) -> Response:
+    return await _form(visit)
+
+
+@pages.post("/ingest", Permission.GRAPH_WRITE)
+async def upload(visit: Visit) -> Response:
+    """Read the files; what can't be read is said, and the rest is shown with its estimate."""
+    sent = [one for one in visit.form.getlist("files") if isinstance(one, UploadFile) and one.filename]
+    taken: list[Uploaded] = []
+    refused: list[str] = []
+    for one in sent:
+        try:
+            taken.append(await _upload(visit, one))
+        except KappaError as error:
+            known = problems.told(visit.request.url.path, error)
+            if known is None or known[0] >= 500:
+                raise
+            refused.append(known[2])
+    if not taken:
+        return await _form(visit, refused or ["choose a file first"])
+    total = {name: sum(getattr(one.estimate, name) for one in taken) for name in SUMMED}
+    prices = [one.estimate.price for one in taken]
+    return visit.page(
+        "ingest_confirm.html", uploads=taken, refused=refused, total=total, ontology=visit.word("ontology"),
+        price=None if None in prices else sum(price for price in prices if price is not None), fault="",
+        providers=sorted(models.PROVIDERS), chosen=visit.services.settings.provider,
+    )  # fmt: skip
+
+
+@pages.post("/ingest/submit", Permission.GRAPH_WRITE)
+async def submit(visit: Visit) -> Response:
+    """A job of what was uploaded. It waits for approval, unless it is approved here by somebody who may."""
+    visit.who.require(Permission.JOBS_ENQUEUE)
+    keys: list[UUID] = []
+    for text in visit.several("uploads"):
+        if (key := as_id(text)) is None:
+            raise Refused(f"{text!r} is no upload")
+        keys.append(key)
+    submitted = await visit.services.ingestions.submit(
+        visit.who, visit.word("ontology"), keys, provider=visit.word("provider") or None,
+        auto_approve=visit.word("approve") == "yes", force=visit.word("force") == "yes",
+    )  # fmt: skip
+    visit.services.overview.forget()
+    return visit.elsewhere(f"/ui/jobs/{submitted.job}")
+
+
+async def _upload(visit: Visit, sent: UploadFile) -> Uploaded:
+    with tempfile.TemporaryDirectory(prefix="kappa-upload-") as place:
+        path = Path(place) / "file"
+        await run_sync(_spool, sent.file, path)
+        return await visit.services.ingestions.upload(visit.who, sent.filename or "", path)
+
+
+def _spool(source: IO[Any], path: Path) -> None:
+    with path.open("wb") as kept:
+        shutil.copyfileobj(source, kept, 1 << 20)
+
+
+async def _form(visit: Visit, refused: list[str] | None = None) -> Response:
+    ontologies = await visit.services.graph.ontologies()
+    return visit.page("ingest.html", 422 if refused else 200, ontologies=ontologies, refused=refused or [])

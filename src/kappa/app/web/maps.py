@@ -1,0 +1,45 @@
+"""Maps of the graph, and the words that it is told in."""
+
+from typing import Any
+
+from starlette.responses import Response
+
+from kappa.app.errors import Refused
+from kappa.app.permissions import Permission
+from kappa.app.usecases.graph import as_id
+from kappa.app.web.pages import Pages, Visit
+
+pages = Pages()
+
+KEPT = 20
+
+
+@pages.get("/graph/map", Permission.GRAPH_READ)
+async def show(visit: Visit) -> Response:
+    """The newest map, or the one that is asked for."""
+    kept = await visit.services.curation.artifacts("projection", None, KEPT)
+    chosen = kept[0] if kept else None
+    if (asked := visit.asked("id")) is not None:
+        if (key := as_id(asked)) is None:
+            raise Refused(f"{asked!r} is no id")
+        chosen = await visit.services.curation.artifact(key)
+    content: Any = await visit.services.curation.content(chosen.id) if chosen is not None else None
+    ontologies = await visit.services.graph.ontologies()
+    return visit.page("map.html", kept=kept, chosen=chosen, content=content, ontologies=ontologies)
+
+
+@pages.post("/graph/map", Permission.JOBS_ENQUEUE)
+async def draw(visit: Visit) -> Response:
+    """Ask for a new one."""
+    asked = {"ontology": visit.word("ontology") or None, "way": visit.word("way") or "tsne", "keep_days": 30}
+    made = await visit.services.jobs.enqueue(visit.who, "projection", asked)
+    return visit.elsewhere(f"/ui/jobs/{made.id}")
+
+
+@pages.get("/graph/vocabulary", Permission.GRAPH_READ)
+async def vocabulary(visit: Visit) -> Response:
+    """Relation types, with what is known of them, and the merges that made them fewer."""
+    return visit.page(
+        "vocabulary.html", types=await visit.services.curation.vocabulary(),
+        merges=await visit.services.curation.merges(KEPT),
+    )  # fmt: skip

@@ -1,0 +1,107 @@
+"""Pages out of templates: what every template can say, and how times, numbers and values look."""
+
+import json
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from kappa.app.permissions import Permission
+from kappa.app.web import drawings, files
+from kappa.engine import JobState
+
+MANY = 100_000
+"""Characters of a value that a page shows."""
+
+
+class Templates:
+    """The templates of the pages, compiled once."""
+
+    def __init__(self, known: dict[str, files.File]) -> None:
+        self._environment = Environment(
+            loader=PackageLoader("kappa.app.web"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
+            lstrip_blocks=True, auto_reload=False,
+        )  # fmt: skip
+        filters: dict[str, Callable[..., Any]] = {
+            "ago": ago, "clock": clock, "duration": duration, "iso": iso, "number": number, "pretty": pretty,
+            "size": size, "words": words,
+        }  # fmt: skip
+        self._environment.filters.update(filters)
+        said: dict[str, Any] = self._environment.globals
+        said.update(file=partial(files.address, known), P=Permission, JobState=JobState, draw=drawings)
+
+    def render(self, template: str, /, **context: Any) -> str:
+        return self._environment.get_template(template).render(**context)
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)
+
+
+def duration(value: timedelta | float | None) -> str:
+    """A span of time, to two units."""
+    if value is None:
+        return "—"
+    seconds = value.total_seconds() if isinstance(value, timedelta) else float(value)
+    if seconds < 0:
+        return "0 s"
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 60:
+        return f"{seconds:.3g} s"
+    parts: list[str] = []
+    left = int(seconds)
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60), ("s", 1)):
+        if left >= length:
+            parts.append(f"{left // length} {unit}")
+            left %= length
+    return " ".join(parts[:2])
+
+
+def ago(at: datetime | None) -> str:
+    """How long since, or until."""
+    if at is None:
+        return "—"
+    passed = (_now() - at).total_seconds()
+    if abs(passed) < 1:
+        return "now"
+    text = duration(round(abs(passed)))
+    return f"{text} ago" if passed > 0 else f"in {text}"
+
+
+def clock(at: datetime | None) -> str:
+    """A time, whole, in UTC."""
+    return "—" if at is None else at.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def iso(at: datetime) -> str:
+    return at.astimezone(UTC).isoformat(timespec="milliseconds")
+
+
+def number(value: float | None) -> str:
+    """With thin gaps between thousands."""
+    if value is None:
+        return "—"
+    whole = f"{value:,.0f}" if float(value).is_integer() else f"{value:,.2f}"
+    return whole.replace(",", "\u202f")
+
+
+def size(value: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if value < 1000 or unit == "GB":
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.3g} {unit}"
+        value /= 1000
+    raise AssertionError
+
+
+def pretty(value: Any) -> str:
+    """A JSON value, as people read it."""
+    text = value if isinstance(value, str) else json.dumps(value, indent=2, ensure_ascii=False)
+    return text if len(text) <= MANY else f"{text[:MANY]}\n… and {len(text) - MANY} characters more"
+
+
+def words(name: str) -> str:
+    """A name of the engine's, in words."""
+    return name.replace("_", " ")

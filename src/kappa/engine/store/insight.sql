@@ -1,0 +1,26 @@
+-- name: depths
+SELECT lane, state, jobs FROM kappa.depths(%(limit)s::int);
+
+-- name: orphans
+SELECT count(*) FROM (
+    SELECT 1 FROM kappa.lanes AS l
+     CROSS JOIN LATERAL (SELECT 1 FROM kappa.jobs AS j WHERE j.lane = l.name AND j.state = 'running'
+                            AND j.lease_token IS NULL ORDER BY j.lane, j.lease_token LIMIT %(limit)s::int) AS lost
+     LIMIT %(limit)s::int) AS counted;
+
+-- name: finished_so_far
+-- As PostgreSQL counts rows that were written, to no day's beginning: only the difference of two looks means something.
+SELECT coalesce(sum(pg_stat_get_tuples_inserted(inhrelid)), 0)::bigint
+  FROM pg_inherits WHERE inhparent = 'kappa.finished_jobs'::regclass;
+
+-- name: events
+SELECT at, event, attempt, owner, detail FROM kappa.job_events WHERE job_id = %(id)s::bigint ORDER BY id LIMIT 200;
+
+-- name: relatives
+-- Children first to last, and the jobs that are retries of it.
+(SELECT id, kind, state::text, 'child' FROM kappa.all_jobs WHERE parent_id = %(id)s::bigint ORDER BY id LIMIT 200)
+UNION ALL
+(SELECT id, kind, state::text, 'retry' FROM kappa.jobs WHERE retry_of = %(id)s::bigint ORDER BY id LIMIT 20);
+
+-- name: forget_events
+DELETE FROM kappa.job_events AS e WHERE NOT EXISTS (SELECT FROM kappa.all_jobs AS j WHERE j.id = e.job_id);

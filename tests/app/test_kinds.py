@@ -1,0 +1,237 @@
+"""The kinds that measure: twice in a row changes nothing, a cancel in the middle leaves a graph that is whole."""
+
+import asyncio
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import numpy as np
+import psycopg
+import pytest
+
+from kappa.app import kinds
+from kappa.app.kinds import maps, measures
+from kappa.app.settings import Settings
+from kappa.engine import Engine, Job, JobContext, JobState
+from kappa.engine.testing import Heard, drain, maintain, working
+from kappa.graph import Graph, GraphConfig
+from kappa.graph.findings import NewArtifact
+from kappa.pg import Database
+from kappa.pg.queries import Row
+from tests.graph.canonical import canonical
+from tests.graph.test_merging import edges
+from tests.graph.test_vocabulary import Made
+from tests.graph.worlds import write
+
+Session = psycopg.Connection[Row]
+
+EVERY = ("vocab_refresh", "vocab_consolidate", "epistemic_remeasurement", "projection", "polarity")
+PAYLOADS: dict[str, Any] = {
+    "vocab_consolidate": {"target": 2}, "polarity": {"positive": "otter 0", "negative": "quartz 1"},
+    "projection": {"way": "tsne"},
+}  # fmt: skip
+
+
+@pytest.fixture
+def engine(url: str, home: Path) -> Iterator[Engine]:
+    """With an embedder to which "uses", "employs" and "utilises" are alike, and all else is not."""
+    settings = Settings(home=home)
+    made = Engine(Database(url, bounds=settings.bounds))
+    shop = kinds.declare(made, settings)
+    same = np.array(Made().of("uses"))
+    shop._embedder = Made(
+        {"uses": same.tolist(), "employs": (same + 0.01).tolist(), "utilises": (same + 0.02).tolist()}
+    )
+    made.install()
+    yield made
+    shop.close()
+
+
+@pytest.fixture
+def graph(url: str) -> Iterator[Graph]:
+    """A world with synonyms, supports, contradictions and embeddings."""
+    with Graph(url, GraphConfig(snapshot=False)).open(listen=False) as made:
+        labels = [f"{name} {at}" for at in range(6) for name in ("otter", "quartz")]
+        world = [(one, kind, other) for one in labels for kind, other in zip(
+            ("USES", "EMPLOYS", "UTILISES", "SUPPORTS", "CONTRADICTS"), labels, strict=False)]  # fmt: skip
+        ids = write(made, world)
+        rng = np.random.default_rng(3)
+        vectors = {ids[one]: (np.eye(8)[int("quartz" in one)] + 0.1 * rng.normal(size=8)).tolist() for one in labels}
+        made.set_embeddings("m", vectors)
+        yield made
+
+
+async def run(engine: Engine, kind: str, payload: Any = None) -> Job:
+    async with engine.async_client() as client:
+        made = await client.enqueue(kind, payload, auto_approve="me")
+        await drain(engine)
+        return await client.show(made.id)
+
+
+@pytest.mark.parametrize("kind", EVERY)
+async def test_the_second_run_changes_nothing(engine: Engine, graph: Graph, connection: Session, kind: str) -> None:
+    empty = canonical(connection)
+    first = await run(engine, kind, PAYLOADS.get(kind))
+    assert first.state is JobState.SUCCEEDED, first
+    before = canonical(connection)
+    assert before != empty
+    epoch = graph.epoch()
+    second = await run(engine, kind, PAYLOADS.get(kind))
+    assert second.state is JobState.SUCCEEDED
+    # The last run's own account is other where it found nothing left to do.
+    account = frozenset({"measured"})
+    assert canonical(connection, leave_out=account) == _without(before, "measured")
+    assert graph.epoch() == epoch
+
+
+def _without(dump: str, table: str) -> str:
+    return "\n".join(line for line in dump.splitlines() if not line.startswith(f"{table} "))
+
+
+class Interrupted:
+    """Cancels the job that runs as soon as it has come so far."""
+
+    def __init__(self, engine: Engine, monkeypatch: pytest.MonkeyPatch, after: int) -> None:
+        self.left = after
+        self.reached = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        check = JobContext.raise_if_cancelled
+
+        def counted(ctx: JobContext) -> None:
+            self.left -= 1
+            if self.left == 0:
+                loop.call_soon_threadsafe(self.reached.set)
+                while not ctx.cancelled:
+                    pass
+            check(ctx)
+
+        monkeypatch.setattr(JobContext, "raise_if_cancelled", counted)
+
+
+@pytest.mark.parametrize(
+    ("kind", "after"), [*((kind, 1) for kind in EVERY), ("vocab_consolidate", 2), ("epistemic_remeasurement", 3),
+                        ("projection", 200)],
+)  # fmt: skip
+async def test_a_cancel_in_the_middle_leaves_a_graph_that_is_whole(
+    engine: Engine, graph: Graph, connection: Session, monkeypatch: pytest.MonkeyPatch, kind: str, after: int
+) -> None:
+    whole = edges(connection)
+    with monkeypatch.context() as patched:
+        interrupted = Interrupted(engine, patched, after)
+        async with engine.async_client() as client, working(engine):
+            made = await client.enqueue(kind, PAYLOADS.get(kind), auto_approve="me")
+            heard = Heard(engine)
+            async with asyncio.timeout(30):
+                await interrupted.reached.wait()
+            await client.cancel(made.id, "enough")
+            await heard.until("settled", job=made.id)
+            assert (await client.show(made.id)).state is JobState.CANCELLED
+    _is_whole(connection, whole)
+    assert graph.artifacts() == []
+    # The next run does the rest, and comes to what one that was never cancelled comes to.
+    assert (await run(engine, kind, PAYLOADS.get(kind))).state is JobState.SUCCEEDED
+    _is_whole(connection, whole)
+
+
+def _is_whole(connection: Session, before: dict[Any, Any]) -> None:
+    """Every edge is there, under its type or the one that it was merged into, which is a live one."""
+    leads = dict(connection.execute(
+        "SELECT t.name, coalesce(m.name, t.name) FROM kappa_graph.relation_types AS t"
+        " LEFT JOIN kappa_graph.relation_types AS m ON m.id = t.merged_into").fetchall())  # fmt: skip
+    assert set(edges(connection)) == {(head, leads[kind], tail) for head, kind, tail in before}
+    bad = "SELECT FROM kappa_graph.relations AS r JOIN kappa_graph.relation_types AS t ON t.id = r.type_id"
+    assert connection.execute(f"{bad} WHERE NOT t.active").fetchone() is None
+
+
+async def test_synonyms_are_merged_down_to_the_target_and_every_merge_can_be_undone(
+    engine: Engine, graph: Graph, connection: Session
+) -> None:
+    await run(engine, "vocab_refresh")
+    before = canonical(connection, leave_out=frozenset({"measured"}))
+    done = await run(engine, "vocab_consolidate", {"target": 4})
+    assert done.result["active"] == 4
+    assert len(done.result["merges"]) == 1
+    done = await run(engine, "vocab_consolidate", {"target": 1})
+    # SUPPORTS and CONTRADICTS are not alike, however few are wanted.
+    assert {one.name for one in graph.vocabulary() if one.active} == {"SUPPORTS", "CONTRADICTS"} | {
+        one.survivor for one in graph.merges()
+    }
+    assert [one.made_by for one in graph.merges()] == [f"job {done.id}", f"job {done.id - 1}"]
+    for one in graph.merges():
+        graph.undo_merge(one.id)
+    assert canonical(connection, leave_out=frozenset({"measured"})) == before
+
+
+async def test_a_merging_job_awaits_approval(engine: Engine, graph: Graph) -> None:
+    async with engine.async_client() as client:
+        made = await client.enqueue("vocab_consolidate", {"target": 1})
+        assert (await client.show(made.id)).state is JobState.AWAITING_APPROVAL
+
+
+async def test_a_launched_run_skips_what_has_not_changed(engine: Engine, graph: Graph) -> None:
+    asked = {"only_if_changed": True}
+    for kind in ("vocab_refresh", "epistemic_remeasurement"):
+        results = [(await run(engine, kind, asked)).result for _ in range(3)]
+        assert results[0]["skipped"] is None
+        assert "nothing has changed" in results[2]["skipped"]
+        assert {name: results[2][name] for name in ("types",)} == {"types": 5}
+    write(graph, [("otter 0", "GREETS", "otter 1")])
+    again = await run(engine, "epistemic_remeasurement", asked)
+    assert (again.result["skipped"], again.result["types"]) == (None, 6)
+    other = await run(engine, "epistemic_remeasurement", {**asked, "sample": 7})
+    assert other.result["skipped"] is None
+
+
+async def test_a_graph_without_anything_is_nothing_to_do_for_a_schedule(engine: Engine) -> None:
+    for kind in ("vocab_refresh", "epistemic_remeasurement", "projection"):
+        done = await run(engine, kind, {"only_if_changed": True})
+        assert done.state is JobState.SUCCEEDED, done
+    failed = await run(engine, "projection")
+    assert (failed.state, failed.attempt) == (JobState.FAILED, 1)
+    assert "nothing to map" in (failed.error_summary or "")
+
+
+async def test_schedules_are_made_once_and_stay_as_people_leave_them(engine: Engine, graph: Graph) -> None:
+    async with engine.async_client() as client:
+        found = {one.name: one for one in await client.schedules()}
+        wanted = {one.name: one for one in (*measures.SCHEDULES, maps.SCHEDULE)}
+        assert {name: (found[name].kind, found[name].enabled) for name in wanted} == {
+            name: (one.kind, one.enabled) for name, one in wanted.items()
+        }
+        await client.drop_schedule("projection")
+        await client.put_schedule(measures.Schedule("vocab_refresh", "0 0 1 1 *", "vocab_refresh", enabled=False))
+        engine.install()
+        found = {one.name: one for one in await client.schedules()}
+        assert found["vocab_refresh"].enabled is False
+        await maintain(engine, only=lambda name: name == "cron")
+        await maintain(engine, later=timedelta(days=1, minutes=1), only=lambda name: name == "cron")
+        jobs = await client.list_jobs()
+        assert {one.kind for one in jobs} == {"epistemic_remeasurement", "projection"}
+
+
+async def test_a_polarity_is_kept_with_its_picture(engine: Engine, graph: Graph) -> None:
+    done = await run(engine, "polarity", {"positive": "otter 0", "negative": "quartz 1", "limit": 5})
+    key = UUID(done.result["artifact"])
+    content = graph.artifact_content(key)
+    asked = graph.polarity(graph.concept_by_label("otter 0")[0].id, graph.concept_by_label("quartz 1")[0].id, limit=5)
+    assert [item["concept"]["label"] for item in content["items"]] == [item.concept.label for item in asked.items]
+    assert content["correlation"] == asked.correlation
+    picture = graph.artifact_data(key)
+    assert picture is not None
+    assert b"otter 0" in picture
+    for wrong, why in (({"positive": "nobody"}, "no concept 'nobody'"), ({"positive": "quartz 1"}, "one and the same")):
+        failed = await run(engine, "polarity", {"positive": "otter 0", "negative": "quartz 1", **wrong})
+        assert why in (failed.error_summary or "")
+        assert failed.attempt == 1
+
+
+async def test_a_map_that_is_there_is_not_drawn_again(engine: Engine, graph: Graph) -> None:
+    first = await run(engine, "projection", {"way": "pca", "keep_days": 3})
+    (kept,) = graph.artifacts("projection")
+    assert str(kept.id) == first.result["artifact"]
+    assert kept.expires_at is not None
+    assert kept.expires_at - kept.created_at == timedelta(days=3)
+    graph.keep_artifact(NewArtifact("other", 1, content=1))
+    assert (await run(engine, "projection", {"way": "pca"})).result == first.result

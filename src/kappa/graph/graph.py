@@ -18,6 +18,7 @@ from kappa.graph import writing
 from kappa.graph.config import TIMEOUT, WORKERS, GraphConfig, from_environment
 from kappa.graph.errors import BadQuestion, ForeignGraph
 from kappa.graph.identity import concept_key, normal
+from kappa.graph.measuring import Measuring
 from kappa.graph.model import (
     Chunk,
     Concept,
@@ -67,7 +68,7 @@ def process_budget(pool: int) -> Budget:
         return _shared
 
 
-class Graph:
+class Graph(Measuring):
     """A knowledge graph on one PostgreSQL database. Use it as a context manager, or `open` and `close` it."""
 
     def __init__(

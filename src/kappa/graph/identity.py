@@ -41,6 +41,11 @@ def concept_key(ontology: UUID, label: str) -> UUID:
     return _key("concept", ontology.hex, normal(label))
 
 
+def artifact_key(kind: str, ontology: UUID | None, parameters: str, epoch: int) -> UUID:
+    """`parameters` is JSON text that is the same for the same values."""
+    return _key("artifact", kept(kind), ontology.hex if ontology else "", parameters, str(epoch))
+
+
 def _key(*parts: str) -> UUID:
     # The length before each part: no two lists of parts are the same bytes.
     data = b"".join(b"%d:%b" % (len(encoded), encoded) for encoded in (part.encode() for part in parts))

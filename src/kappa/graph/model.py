@@ -10,6 +10,8 @@ from enum import StrEnum
 from typing import Literal
 from uuid import UUID
 
+from kappa.graph.findings import Measured
+
 Direction = Literal["out", "in", "both"]
 ServedBy = Literal["snapshot", "sql"]
 
@@ -146,6 +148,8 @@ class Concept:
     description: str
     ontology: str
     search_terms: tuple[str, ...] = ()
+    measured: Measured | None = None
+    """Where it was asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,6 +327,8 @@ class PolarityItem:
     """From the axis, in the same units."""
     hop: int | None
     """From the nearer pole; None for a candidate that was given."""
+    grounding: float | None
+    """None where there was no time to measure it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,6 +347,8 @@ class Polarity(Answer):
     """Of the positions; None if there are none."""
     spread: float | None
     """Their standard deviation."""
+    correlation: float | None
+    """Of the positions with the groundings, by Pearson; None below three concepts, or where either is all the same."""
 
 
 @dataclass(frozen=True, slots=True)

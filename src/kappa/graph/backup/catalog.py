@@ -28,6 +28,10 @@ KEPT: tuple[str, ...] = (
     "relation_sources",
     "artifacts",
     "proposals",
+    "seed_types",
+    "type_measures",
+    "type_merges",
+    "merged_relations",
 )
 """What a backup has; what refers to something stands behind it."""
 
@@ -35,6 +39,7 @@ LEFT_OUT: dict[str, str] = {
     "graph_settings": "they are this server's, not the graph's",
     "epochs": "the clock of a database goes on, whatever is restored",
     "changes": "the log of that clock",
+    "measured": "up to which time of that clock something was measured",
     "incoming_concepts": "empty between two bulk loads",
     "incoming_relations": "empty between two bulk loads",
 }

@@ -8,6 +8,7 @@ import numpy as np
 from kappa.graph.config import MAX_LIMIT
 from kappa.graph.errors import BadQuestion, UnknownConcept
 from kappa.graph.model import Concept, Direction, Order, Polarity, PolarityItem, Skipped, Where
+from kappa.graph.query import grounding
 from kappa.graph.query.asking import Asked, Desk, Question, Seed, check_limit
 from kappa.graph.query.filters import WHY
 from kappa.graph.query.neighbors import check_hops
@@ -19,6 +20,10 @@ from kappa.graph.store.vectors import Block, Kind
 
 NEUTRAL = 0.3
 """How far from the middle a concept takes no side."""
+MOST_FITTED = 2
+"""Points that a line goes through whatever they are."""
+LEAST_SPREAD = 1e-12
+"""Less is rounding."""
 
 
 class Axis(NamedTuple):
@@ -63,7 +68,8 @@ def polarity(
                 question.skipped.extend(reach.skipped)
         block, without = _embeddings(question, axis.kind, list(hops), limit)
         rows = question.rows(block.nodes.tolist())
-    items = _items(axis, block, rows, hops)
+        grounded = _groundings(question, list(rows))
+    items = _items(axis, block, rows, hops, grounded)
     positions = [item.position for item in items]
     skipped = tuple(question.skipped)
     return Polarity(
@@ -73,6 +79,7 @@ def polarity(
         without_embedding=without,
         mean=float(np.mean(positions)) if positions else None,
         spread=float(np.std(positions)) if positions else None,
+        correlation=correlation([(item.position, item.grounding) for item in items if item.grounding is not None]),
     )  # fmt: skip
 
 
@@ -118,7 +125,27 @@ def _embeddings(question: Question, kind: Kind, nodes: Sequence[int], limit: int
         return nothing, 0
 
 
-def _items(axis: Axis, block: Block, rows: dict[int, Concept], hops: dict[int, int | None]) -> tuple[PolarityItem, ...]:
+def _groundings(question: Question, nodes: Sequence[int]) -> dict[int, float]:
+    try:
+        found = question.fetch(lambda connection: grounding.measure(connection, nodes))
+    except Stopped as stopped:
+        question.skipped.append(Skipped("the grounding of the candidates", WHY[stopped.stop]))
+        return {}
+    return {node: measured.grounding.value for node, measured in found.items()}
+
+
+def correlation(pairs: Sequence[tuple[float, float]]) -> float | None:
+    """Pearson's; None below three pairs, or where one side is all the same."""
+    if len(pairs) < MOST_FITTED + 1:
+        return None
+    x, y = (side - side.mean() for side in np.array(pairs, np.float64).T)
+    size = float(np.linalg.norm(x) * np.linalg.norm(y))
+    return float(np.clip(round(float(x @ y) / size, PLACES), -1.0, 1.0)) if size > LEAST_SPREAD else None
+
+
+def _items(
+    axis: Axis, block: Block, rows: dict[int, Concept], hops: dict[int, int | None], grounded: dict[int, float]
+) -> tuple[PolarityItem, ...]:
     from_middle = block.vectors.astype(np.float64) - axis.middle
     along = from_middle @ axis.along
     beside: Doubles = np.linalg.norm(from_middle - along[:, None] * axis.along, axis=1)
@@ -132,6 +159,7 @@ def _items(axis: Axis, block: Block, rows: dict[int, Concept], hops: dict[int, i
             "positive" if -position > NEUTRAL else "negative" if -position < -NEUTRAL else "neutral",
             distance,
             hops[node],
+            grounded.get(node),
         )
         for position, node, distance in placed
         if node in rows

@@ -30,7 +30,11 @@ def ensure(connection: Connection[Row], categories: Mapping[str, str]) -> dict[s
 
 
 def find(connection: Connection[Row], names: Sequence[str]) -> dict[str, int]:
-    return dict(connection.execute(FIND.sql, {"names": [kept(name) for name in names]}).fetchall())
+    """The number of each, which stays what it is until the transaction ends."""
+    while True:
+        found = connection.execute(FIND.sql, {"names": [kept(name) for name in names]}).fetchall()
+        if all(stands for _, _, stands in found):
+            return {name: number for name, number, _ in found}
 
 
 def find_all(connection: Connection[Row]) -> list[RelationType]:

@@ -22,6 +22,7 @@ BOUNDS = sql["bounds"]
 BLOCK = sql["block"]
 SOME = sql["some"]
 HAVING = sql["having"]
+BEST_CONNECTED = sql["best_connected"]
 
 Floats: TypeAlias = NDArray[np.float32]
 
@@ -93,6 +94,12 @@ def having(connection: Connection[Row], kind: Kind, nodes: Ints) -> Ints:
     result = connection.execute(HAVING.sql, {**kind._asdict(), "nodes": int_array(nodes)}, binary=True).pgresult
     assert result is not None
     return unpack(result.get_value(0, 0))
+
+
+def best_connected(connection: Connection[Row], kind: Kind, ontology: int | None, most: int) -> dict[int, int]:
+    """Nodes that have a vector and the most relations, with how many."""
+    params = {**kind._asdict(), "ontology": ontology, "most": most}
+    return dict(connection.execute(BEST_CONNECTED.sql, params).fetchall())
 
 
 def _packed(connection: Connection[Row], query: Query, kind: Kind, params: dict[str, Any]) -> Block:

@@ -37,3 +37,15 @@ SELECT array_agg(b.id), array_agg(b.ontology_id), string_agg(array_send(b.embedd
 SELECT array_agg(id) FROM kappa_graph.concepts
  WHERE embedding IS NOT NULL AND embedding_model = %(model)s::text AND dimension = %(dimension)s::int
    AND id = ANY (%(nodes)s::bigint[]);
+
+-- name: best_connected
+-- Those with a vector that have the most relations, in and out, then the lowest.
+SELECT c.id, r.degree
+  FROM kappa_graph.concepts AS c
+ CROSS JOIN LATERAL (
+        SELECT (SELECT count(*) FROM kappa_graph.relations WHERE from_id = c.id)
+             + (SELECT count(*) FROM kappa_graph.relations WHERE to_id = c.id) AS degree) AS r
+ WHERE c.embedding IS NOT NULL AND c.embedding_model = %(model)s::text AND c.dimension = %(dimension)s::int
+   AND (%(ontology)s::int IS NULL OR c.ontology_id = %(ontology)s::int)
+ ORDER BY r.degree DESC, c.id
+ LIMIT %(most)s::int;

@@ -1,0 +1,152 @@
+"""What embeddings say of relation types: which category, for or against, and which two say the same.
+
+A category means what its seed types mean, and for and against are the two ends of the pairs in POLES. The axis from
+against to for is the mean of the directions of all pairs, so that what else tells "causes" from "prevents" cancels out.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kappa.graph.errors import BadQuestion
+from kappa.graph.findings import Epistemic
+from kappa.graph.ingest.local.vocabulary import vocabulary
+from kappa.graph.ingest.match import told_apart, type_text
+from kappa.graph.query import stance
+from kappa.graph.store.vocabulary import Embedded, Scored
+
+Doubles = NDArray[np.float64]
+
+POLES = (
+    ("SUPPORTS", "CONTRADICTS"), ("CONFIRMS", "REFUTES"), ("PROVES", "DISPROVES"), ("VALIDATES", "INVALIDATES"),
+    ("AGREES_WITH", "DISAGREES_WITH"), ("CAUSES", "PREVENTS"), ("ENABLES", "BLOCKS"), ("INCREASES", "REDUCES"),
+)  # fmt: skip
+"""For, and its opposite against."""
+NEUTRAL = 0.35
+"""How far from the middle of the axis a type takes no side."""
+MARGIN = 0.05
+"""By how much less the second category must be like a type, or nobody knows which is its own."""
+LEAST = 0.35
+"""How like its best category a type must be to belong to it."""
+PLACES = 4
+
+LEAST_SAMPLE = 5
+LEAST_GROUNDED = 3
+EPISTEMIC: tuple[tuple[float, Epistemic], ...] = ((0.5, "well"), (0.2, "mixed"), (0.0, "weak"), (-0.3, "poorly"))
+"""The mean grounding from which on a type is so."""
+
+
+class Axis(NamedTuple):
+    """From against to for."""
+
+    middle: Doubles
+    along: Doubles
+    """Of length 1."""
+    half: float
+    """From the middle to the mean pole."""
+
+
+class Near(NamedTuple):
+    """Two types that say the same, by their places in what was given; the first is the more used."""
+
+    survivor: int
+    merged: int
+    similarity: float
+
+
+def seed_names() -> list[str]:
+    """Every type that categories and the axis are made of."""
+    return sorted({*vocabulary().categories, *(name for pair in POLES for name in pair)})
+
+
+def axis(seeds: Mapping[str, Sequence[float]]) -> Axis:
+    """Of the pairs that have both ends among the seeds."""
+    pairs = [(seeds[plus], seeds[minus]) for plus, minus in POLES if plus in seeds and minus in seeds]
+    if not pairs:
+        raise BadQuestion("there is no axis: no pair of opposite types has embeddings")
+    ends = np.array(pairs, np.float64)
+    steps = ends[:, 0] - ends[:, 1]
+    mean = (steps / np.linalg.norm(steps, axis=1, keepdims=True)).mean(axis=0)
+    length = float(np.linalg.norm(mean))
+    if length < 1e-9:
+        raise BadQuestion("there is no axis: the pairs of opposite types point against each other")
+    along: Doubles = mean / length
+    middle: Doubles = ends.mean(axis=(0, 1))
+    half = float(np.mean(steps @ along) / 2)
+    return Axis(middle, along, half)
+
+
+def stances(vectors: Doubles, of: Axis) -> Doubles:
+    """1 is where the poles that are for lie on the whole, -1 where those against do; 0 in the neutral middle."""
+    placed: Doubles = np.clip((vectors - of.middle) @ of.along / of.half, -1.0, 1.0)
+    sided: Doubles = np.where(np.abs(placed) < NEUTRAL, 0.0, placed)
+    return np.round(sided, PLACES) + 0.0
+
+
+def score(types: Sequence[Embedded], seeds: Mapping[str, Sequence[float]]) -> list[Scored]:
+    """Each type against the seeds of each category: it is as like the category as like the nearest of them."""
+    if not types:
+        return []
+    vectors = np.array([one.vector for one in types], np.float64)
+    placed = stances(vectors, axis(seeds))
+    categories: dict[str, list[str]] = {}
+    for name, category in vocabulary().categories.items():
+        if name in seeds:
+            categories.setdefault(category, []).append(name)
+    likeness = {
+        category: (_unit(vectors) @ _unit(np.array([seeds[name] for name in names], np.float64)).T).max(axis=1)
+        for category, names in sorted(categories.items())
+    }
+    found: list[Scored] = []
+    for at, one in enumerate(types):
+        scores = {category: round(float(values[at]), PLACES) + 0.0 for category, values in likeness.items()}
+        first, second = sorted(scores, key=lambda category: (-scores[category], category))[:2]
+        unsure = scores[first] < LEAST or scores[first] - scores[second] < MARGIN
+        side = 0.0 if stance.passive(one.name) else float(placed[at])
+        found.append(Scored(one.number, side, scores, first, unsure))
+    return found
+
+
+def nearest(types: Sequence[Embedded], relations: Mapping[int, int], least: float) -> Near | None:
+    """The two types most alike, if they are alike enough, of one voice and sign, and no word tells them apart.
+
+    The one that more relations have stays, then the seed, then the first by name.
+    """
+    if len(types) < 2:
+        return None
+    vectors = _unit(np.array([one.vector for one in types], np.float64))
+    alike = np.round(np.triu(vectors @ vectors.T, 1), 6)
+    rows, columns = np.nonzero(alike >= least)
+    seeds = set(seed_names())
+    for at in np.lexsort((columns, rows, -alike[rows, columns])).tolist():
+        pair = [int(rows[at]), int(columns[at])]
+        if _told_apart(types[pair[0]].name, types[pair[1]].name):
+            continue
+        pair.sort(key=lambda i: (-relations.get(types[i].number, 0), types[i].name not in seeds, types[i].name))
+        return Near(pair[0], pair[1], float(alike[rows[at], columns[at]]))
+    return None
+
+
+def _told_apart(one: str, other: str) -> bool:
+    if stance.passive(one) != stance.passive(other):
+        return True
+    if (stance.affirmed(one) is None) != (stance.affirmed(other) is None):
+        return True
+    return told_apart(type_text(one), type_text(other))
+
+
+def _unit(vectors: Doubles) -> Doubles:
+    return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+
+
+def epistemic(sampled: int, groundings: Sequence[float]) -> tuple[Epistemic, float | None]:
+    """What a sample of so many relations says, of whose targets these have a grounding."""
+    mean = round(sum(groundings) / len(groundings), PLACES) + 0.0 if groundings else None
+    if sampled < LEAST_SAMPLE or len(groundings) < LEAST_GROUNDED or mean is None:
+        return "insufficient", mean
+    for least, name in EPISTEMIC:
+        if mean >= least:
+            return name, mean
+    return "contradicted", mean

@@ -1,0 +1,310 @@
+"""The part of the graph's front that measures it: concepts, the vocabulary, maps, and artifacts that keep results."""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import asdict, replace
+from typing import Any, TypeVar, cast
+from uuid import UUID
+
+import numpy as np
+from psycopg import Connection
+
+from kappa.graph import merging
+from kappa.graph.errors import BadQuestion, UnknownConcept
+from kappa.graph.findings import Artifact, Measured, MeasuredType, Merge, NewArtifact
+from kappa.graph.ingest.embedding import Embedder
+from kappa.graph.ingest.match import type_text
+from kappa.graph.measures import clusters, pictures, projection
+from kappa.graph.measures import vocabulary as wording
+from kappa.graph.model import Concept, Polarity, Related, SearchAnswer
+from kappa.graph.query import grounding
+from kappa.graph.query.reading import one_state
+from kappa.graph.store import artifacts, clock, concepts, ontologies, vectors, vocabulary
+from kappa.graph.store.vectors import Kind
+from kappa.graph.store.vocabulary import Last
+from kappa.pg import Pool
+from kappa.pg.queries import Row
+
+A = TypeVar("A", Related, SearchAnswer)
+
+SVG = "image/svg+xml"
+MAX_MAP = 20_000
+"""Concepts on one map."""
+Step = Callable[[float, float, str], None]
+"""Told how far it is, of how much, and with what; it may raise to stop."""
+
+
+def _no_step(done: float, total: float, what: str) -> None:
+    pass
+
+
+class Measuring:
+    """What `Graph` can measure."""
+
+    _pool: Pool
+
+    def _only_own(self, why: str) -> None:
+        raise NotImplementedError
+
+    def _writing(self, connection: Connection[Row] | None) -> AbstractContextManager[Connection[Row]]:
+        raise NotImplementedError
+
+    # Concepts
+
+    def measured(self, concept_id: UUID) -> Measured:
+        """How well a concept is founded, with the relations that count most."""
+        self._only_own("is not measured")
+        with self._pool.connection() as connection, one_state(connection):
+            node = concepts.numbers(connection, [concept_id]).get(concept_id)
+            if node is None:
+                raise UnknownConcept(f"there is no concept {concept_id}")
+            return grounding.explain(connection, node)
+
+    def with_measures(self, answer: A) -> A:
+        """The same answer, the first hundred of its concepts measured."""
+        self._only_own("is not measured")
+        nodes = [item.concept.node for item in answer.items[: grounding.AT_ONCE]]
+        with self._pool.connection() as connection, one_state(connection):
+            found = grounding.measure(connection, nodes)
+
+        def measured(concept: Concept) -> Concept:
+            return replace(concept, measured=found.get(concept.node))
+
+        return replace(answer, items=tuple(replace(item, concept=measured(item.concept)) for item in answer.items))
+
+    # The vocabulary
+
+    def vocabulary(self) -> list[MeasuredType]:
+        """Every type, by name, with what is known of it."""
+        self._only_own("has a vocabulary of its own")
+        with self._pool.connection() as connection, one_state(connection):
+            known = grounding.stances(connection)
+            return [
+                MeasuredType(
+                    row.name, row.category, row.active, row.merged_into, row.relations, known[row.number].value,
+                    "embedding" if known[row.number].measured else "words", row.model, row.scores, row.best,
+                    row.ambiguous, row.epistemic, row.grounding, row.sampled,
+                )
+                for row in vocabulary.types(connection)
+            ]  # fmt: skip
+
+    def merge_types(
+        self, merged: str, survivor: str, *, by: str = "", similarity: float | None = None,
+        connection: Connection[Row] | None = None,
+    ) -> Merge:  # fmt: skip
+        """Every relation of the one becomes one of the other, in one transaction that `undo_merge` undoes."""
+        with self._writing(connection) as writer:
+            return merging.merge_types(writer, merged, survivor, by=by, similarity=similarity)
+
+    def undo_merge(self, number: int, *, by: str = "", connection: Connection[Row] | None = None) -> Merge:
+        with self._writing(connection) as writer:
+            return merging.undo_merge(writer, number, by=by)
+
+    def merges(self, limit: int = 100) -> list[Merge]:
+        """The latest first."""
+        self._only_own("has merged nothing here")
+        with self._pool.connection() as connection:
+            return merging.merges.find(connection, limit=limit)
+
+    def embed_types(self, embedder: Embedder) -> int:
+        """Give every active type an embedding by this model, and the seeds; how many types lacked one."""
+        self._only_own("is not ours to write")
+        with self._pool.connection() as connection:
+            lacking = vocabulary.lacking(connection, embedder.model)
+            known = vocabulary.seeds(connection, embedder.model)
+        seeds = [name for name in wording.seed_names() if name not in known]
+        made = self._embedded(embedder, [*lacking, *seeds])
+        with self._writing(None) as writer:
+            if seeds:
+                vocabulary.add_seeds(writer, embedder.model, {name: made[name] for name in seeds})
+            if not lacking:
+                return 0
+            # In this process the text of a type that is a seed as well was embedded once: both have one vector.
+            own = {name: known.get(name, made[name]) for name in lacking}
+            return vocabulary.set_embeddings(writer, embedder.model, own)
+
+    def _embedded(self, embedder: Embedder, names: Sequence[str]) -> dict[str, list[float]]:
+        if not names:
+            return {}
+        return dict(zip(names, embedder.embed([type_text(name) for name in names]).tolist(), strict=True))
+
+    def score_types(self, model: str) -> dict[str, int]:
+        """Each active type against the categories' seeds and the axis; what was found, in numbers."""
+        with self._writing(None) as writer:
+            types = vocabulary.embeddings(writer, model)
+            scored = wording.score(types, vocabulary.seeds(writer, model))
+            changed = vocabulary.set_measures(writer, model, scored)
+            fitting = {
+                one.number: one.best
+                for row, one in zip(types, scored, strict=True)
+                if not row.category and not one.ambiguous
+            }
+            named = vocabulary.set_categories(writer, fitting)
+            return {
+                "types": len(types), "changed": changed, "categorised": named,
+                "ambiguous": sum(one.ambiguous for one in scored),
+            }  # fmt: skip
+
+    def nearest_types(self, least: float) -> tuple[str, str, float] | None:
+        """The two types most alike: the one that would go, the one that would stay, and how alike."""
+        self._only_own("has a vocabulary of its own")
+        with self._pool.connection() as connection, one_state(connection):
+            models = vocabulary.models(connection)
+            types = vocabulary.embeddings(connection, models[0]) if models else []
+            relations = {row.number: row.relations for row in vocabulary.types(connection)}
+        found = wording.nearest(types, relations, least)
+        return None if found is None else (types[found.merged].name, types[found.survivor].name, found.similarity)
+
+    def active_types(self) -> list[tuple[int, str]]:
+        """Number and name, by name."""
+        self._only_own("has a vocabulary of its own")
+        with self._pool.connection() as connection:
+            return vocabulary.active(connection)
+
+    def remeasure_type(self, number: int, *, sample: int, seed: int) -> tuple[str, bool]:
+        """What the targets of a sample of its relations rest on, and whether that is new."""
+        with self._writing(None) as writer:
+            targets = vocabulary.sample(writer, number, seed, sample)
+            found = grounding.measure(writer, sorted(set(targets)))
+            grounded = [
+                found[node].grounding.value
+                for node in targets
+                if found[node].grounding.supports + found[node].grounding.contradictions
+            ]
+            status, mean = wording.epistemic(len(targets), grounded)
+            return status, vocabulary.set_epistemic(writer, number, status, mean, len(targets), len(grounded))
+
+    def last_measured(self, kind: str) -> Last | None:
+        with self._pool.connection() as connection:
+            return vocabulary.last_measured(connection, kind)
+
+    def set_measured(self, kind: str, parameters: Mapping[str, Any], epoch: int, result: Mapping[str, Any]) -> None:
+        with self._writing(None) as writer:
+            vocabulary.set_measured(writer, kind, parameters, epoch, result)
+
+    # Maps and artifacts
+
+    def project(
+        self, *, ontology: str | None = None, model: str | None = None, way: str = "tsne", most: int = 1_000,
+        seed: int = 1, step: Step = _no_step,
+    ) -> UUID:  # fmt: skip
+        """A map of the best connected concepts by their embeddings, kept as an artifact: its id.
+
+        The same parameters at the same epoch are the same map, which is not made twice.
+        """
+        self._only_own("has no map")
+        if way not in ("pca", "tsne") or not 1 <= most <= (projection.MOST_TSNE if way == "tsne" else MAX_MAP):
+            raise BadQuestion(
+                f"{most} concepts by {way!r}: there may be {projection.MOST_TSNE} by tsne, {MAX_MAP} by pca"
+            )
+        with self._pool.connection() as connection, one_state(connection):
+            epoch = clock.now(connection)
+            kind = _kind(connection, model)
+            within = None if ontology is None else ontologies.get(connection, ontology)
+            about = {"model": kind.model, "way": way, "most": most, "seed": seed}
+            new = NewArtifact("projection", epoch, about, f"a map of {ontology or 'all concepts'}", ontology)
+            if (known := artifacts.find(connection, artifacts.key_of(connection, new))) is not None:
+                return known.id
+            chosen = vectors.best_connected(connection, kind, None if within is None else within.number, most)
+            block = vectors.some(connection, kind, np.array(sorted(chosen), np.int64))
+            rows = concepts.rows(connection, block.nodes.tolist())
+        nodes: list[int] = block.nodes.tolist()
+        unit = projection.unit(block.vectors)
+        rounds = projection.ROUNDS if way == "tsne" else 1
+        step(0, rounds + 1, f"{len(nodes)} concepts")
+        places = projection.pca(unit) if way == "pca" else projection.tsne(
+            unit, lambda at: step(at, rounds + 1, f"round {at} of {rounds}"))  # fmt: skip
+        step(rounds, rounds + 1, "clusters")
+        labels = clusters.cluster(unit, clusters.how_many(len(nodes)), seed)
+        found = _named(unit, labels, [rows[node] for node in nodes])
+        content = {
+            "concepts": [
+                {"id": str(rows[node].id), "label": rows[node].label, "x": x, "y": y, "cluster": int(label)}
+                for node, (x, y), label in zip(nodes, places.tolist(), labels, strict=True)
+            ],
+            "clusters": [{"name": name, "size": size} for name, size in found],
+        }
+        points = [
+            pictures.Point(x, y, rows[node].label, int(label), chosen[node])
+            for node, (x, y), label in zip(nodes, places.tolist(), labels, strict=True)
+        ]
+        title = f"{len(nodes)} concepts{f' of {ontology}' if ontology else ''} by {kind.model}"
+        drawn = pictures.projection(title, points, found)
+        return self.keep_artifact(replace(new, content=content, data=drawn, media_type=SVG))
+
+    def keep_polarity(self, found: Polarity, parameters: Mapping[str, Any]) -> UUID:
+        """An answer about polarity, with its picture."""
+        drawn = pictures.polarity(
+            found.negative.label, found.positive.label,
+            [pictures.Mark(i.concept.label, i.position, i.direction, i.grounding) for i in found.items],
+            _facts(found),
+        )  # fmt: skip
+        name = f"from {found.negative.label} to {found.positive.label}"
+        content = _plain(asdict(found))
+        return self.keep_artifact(
+            NewArtifact("polarity", found.as_of_epoch, parameters, name, None, content, drawn, SVG)
+        )  # fmt: skip
+
+    def keep_artifact(self, new: NewArtifact) -> UUID:
+        with self._writing(None) as writer:
+            return artifacts.add(writer, new)[0]
+
+    def artifacts(self, kind: str | None = None, ontology: str | None = None, limit: int = 100) -> list[Artifact]:
+        """The latest first."""
+        self._only_own("keeps no artifacts")
+        with self._pool.connection() as connection:
+            return artifacts.find_all(connection, kind, ontology, limit)
+
+    def artifact(self, artifact_id: UUID) -> Artifact | None:
+        self._only_own("keeps no artifacts")
+        with self._pool.connection() as connection:
+            return artifacts.find(connection, artifact_id)
+
+    def artifact_content(self, artifact_id: UUID) -> Any:
+        self._only_own("keeps no artifacts")
+        with self._pool.connection() as connection:
+            return artifacts.content(connection, artifact_id)
+
+    def artifact_data(self, artifact_id: UUID) -> bytes | None:
+        self._only_own("keeps no artifacts")
+        with self._pool.connection() as connection:
+            return artifacts.data(connection, artifact_id)
+
+
+def _kind(connection: Connection[Row], model: str | None) -> Kind:
+    """The embeddings that most concepts have, of this model if one is given."""
+    counted = {kind: count for kind, count in vectors.models(connection).items() if model in (None, kind.model)}
+    if not counted:
+        raise BadQuestion(f"no concept has an embedding{f' by {model!r}' if model else ''}: there is nothing to map")
+    return max(counted, key=lambda kind: (counted[kind], kind.model))
+
+
+def _named(unit: projection.Doubles, labels: clusters.Labels, rows: Sequence[Concept]) -> list[tuple[str, int]]:
+    count = int(labels.max()) + 1 if len(labels) else 0
+    central: list[str] = []
+    for number in range(count):
+        members = np.flatnonzero(labels == number)
+        alike = unit[members] @ unit[members].sum(axis=0)
+        central.append(rows[int(members[int(alike.argmax())])].label)
+    texts = [" ".join([row.label, *row.search_terms]) for row in rows]
+    sizes = np.bincount(labels, minlength=count).tolist()
+    return list(zip(clusters.names(texts, labels.tolist(), central), sizes, strict=True))
+
+
+def _facts(found: Polarity) -> str:
+    linked = "" if found.correlation is None else f", correlation with grounding {found.correlation:+.2f}"
+    middle = "" if found.mean is None else f", mean {found.mean:+.2f}"
+    return f"{len(found.items)} concepts by {found.model}{middle}{linked}"
+
+
+def _plain(value: Any) -> Any:
+    """JSON values alone."""
+    match value:
+        case UUID():
+            return str(value)
+        case dict():
+            return {str(name): _plain(inner) for name, inner in cast("dict[Any, Any]", value).items()}
+        case list() | tuple():
+            return [_plain(inner) for inner in cast("list[Any]", value)]
+        case _:
+            return value

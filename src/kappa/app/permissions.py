@@ -48,7 +48,7 @@ MEANING: dict[Permission, str] = {
     Permission.FLEET_VIEW: "see the fleet's workers",
     Permission.GRAPH_READ: "ask the graph: search, neighbours, paths, polarity, concepts and their evidence",
     Permission.GRAPH_WRITE: "add concepts and relations",
-    Permission.GRAPH_MANAGE: "see and change how many workers questions have, and how long they may take",
+    Permission.GRAPH_MANAGE: "back the graph up and restore it; change how many workers and how long questions have",
 }
 
 _READ_ONLY = frozenset({Permission.ACCOUNT_USE, Permission.JOBS_VIEW, Permission.TOOLS_VIEW, Permission.GRAPH_READ})

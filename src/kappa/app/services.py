@@ -13,6 +13,7 @@ from kappa.app.answered import Observer
 from kappa.app.metrics import Metrics
 from kappa.app.settings import Settings
 from kappa.app.usecases import graph as knowledge
+from kappa.app.usecases.backups import Backups
 from kappa.app.usecases.credentials import Credentials
 from kappa.app.usecases.fleet import FleetWorkers
 from kappa.app.usecases.graph import KnowledgeGraph
@@ -52,6 +53,7 @@ class Services:
     fleet: FleetApp
     fleet_workers: FleetWorkers
     graph: KnowledgeGraph
+    backups: Backups
     metrics: Metrics
     observers: tuple[Observer, ...]
     """Who is told of every request when it is over."""
@@ -121,6 +123,7 @@ async def open_services(settings: Settings, engine: Engine) -> AsyncGenerator[Se
                 fleet=fleet_app,
                 fleet_workers=FleetWorkers(fleet),
                 graph=graph,
+                backups=Backups(client, database),
                 metrics=metrics,
                 observers=(metrics.answered,) if traced is None else (metrics.answered, traced.answered),
             )

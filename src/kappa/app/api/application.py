@@ -8,12 +8,21 @@ from fastapi import FastAPI
 from fastapi.routing import APIRoute
 from starlette.types import ASGIApp
 
-from kappa.app.api import fleet, graph, health, jobs, middleware, people, problems, tools, workers
+from kappa.app.api import backups, fleet, graph, health, jobs, middleware, people, problems, tools, workers
 from kappa.app.api.middleware import Guard
 from kappa.app.api.problems import Problem
 from kappa.app.services import Services
 
-GROUPS = (health.routes, jobs.routes, workers.routes, tools.routes, people.routes, fleet.routes, graph.routes)
+GROUPS = (
+    health.routes,
+    jobs.routes,
+    workers.routes,
+    tools.routes,
+    people.routes,
+    fleet.routes,
+    graph.routes,
+    backups.routes,
+)
 
 
 def build(services: Services, guard: Guard, beside: Callable[[ASGIApp], ASGIApp] = lambda app: app) -> ASGIApp:
@@ -22,7 +31,7 @@ def build(services: Services, guard: Guard, beside: Callable[[ASGIApp], ASGIApp]
     application.state.services = services
     application.state.guard = guard
     app = beside(application)
-    app = middleware.BodyLimit(app, services.settings.max_body)
+    app = middleware.BodyLimit(app, services.settings.max_body, lambda path: path in backups.UPLOADS)
     app = middleware.Head(app)
     app = middleware.ShutdownGuard(app, guard)
     app = middleware.Observed(app, services.observers)

@@ -9,6 +9,7 @@ import pytest
 from psycopg import sql
 
 import kappa.graph
+from kappa.graph.annealing import executing
 from kappa.graph.backup import catalog, uniting
 from kappa.graph.backup.staging import MAKE
 from kappa.pg import check
@@ -28,7 +29,8 @@ def test_every_named_statement_is_valid(connection: Session) -> None:
     # A restore's statements speak of tables that it makes for itself.
     for table in catalog.read(connection).values():
         connection.execute(MAKE.format(table.staged_name, table.here, sql.SQL("PRESERVE ROWS")))
-    connection.execute(uniting.LABELS.sql.replace(b"DROP", b"PRESERVE ROWS"))
+    for query in (uniting.LABELS, executing.LEAVING):
+        connection.execute(query.sql.replace(b"DROP", b"PRESERVE ROWS"))
     for query in every_query():
         text = "\n".join(line for line in query.numbered().splitlines() if not line.lstrip().startswith("--")).strip()
         if text.startswith("COPY"):
@@ -37,7 +39,7 @@ def test_every_named_statement_is_valid(connection: Session) -> None:
                     assert list(copy) != []
         elif text.startswith(("TRUNCATE", "CREATE INDEX")):
             connection.execute(query.sql)
-        elif query.name != "labels":
+        elif not text.startswith("CREATE TEMPORARY"):
             connection.execute(f"PREPARE checked AS {text}".encode())
             connection.execute("DEALLOCATE checked")
 

@@ -28,6 +28,7 @@ KEPT: tuple[str, ...] = (
     "relation_sources",
     "artifacts",
     "proposals",
+    "undo_rows",
     "seed_types",
     "type_measures",
     "type_merges",

@@ -18,12 +18,10 @@ from kappa.graph.backup import catalog, uniting
 from kappa.graph.backup.archive import Header
 from kappa.graph.backup.catalog import Table
 from kappa.graph.backup.staging import stage
-from kappa.graph.errors import BadBackup, GraphBusy
+from kappa.graph.errors import BadBackup
 from kappa.graph.store import clock
+from kappa.graph.store.locks import keep_writers_out
 from kappa.pg.queries import Row
-
-PATIENCE = "60s"
-"""How long writers that were there before are waited for."""
 
 
 class Mode(StrEnum):
@@ -52,7 +50,7 @@ def restore(
     header, tables = stage(connection, pieces, lambda table: told(f"reading {table}"))
     sure()
     told("waiting for writers")
-    _keep_writers_out(connection)
+    keep_writers_out(connection, catalog.KEPT)
     told(f"writing ({mode.value})")
     try:
         match mode:
@@ -70,16 +68,6 @@ def restore(
     except psycopg.IntegrityError as error:
         raise BadBackup(f"the backup contradicts itself: {error.diag.message_primary}") from None
     return _finish(connection, header, tables)
-
-
-def _keep_writers_out(connection: Connection[Row]) -> None:
-    locked = sql.SQL(", ").join(sql.Identifier("kappa_graph", name) for name in catalog.KEPT)
-    try:
-        connection.execute(sql.SQL("SET LOCAL lock_timeout = {}").format(sql.Literal(PATIENCE)))
-        connection.execute(sql.SQL("LOCK TABLE {} IN EXCLUSIVE MODE").format(locked))
-        connection.execute("SET LOCAL lock_timeout = 0")
-    except psycopg.errors.LockNotAvailable:
-        raise GraphBusy(f"somebody has been writing to the graph for {PATIENCE} and doesn't end") from None
 
 
 def _replace(connection: Connection[Row], tables: dict[str, Table]) -> None:

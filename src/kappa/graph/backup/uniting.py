@@ -49,14 +49,14 @@ BATCH = 10_000
 def keep_ids(connection: Connection[Row], tables: dict[str, Table]) -> None:
     """What has an id that is here becomes what the file says of it; what has none is put in under its own."""
     connection.execute(TYPES.sql)
-    for name in (*WITH_KEYS, "artifacts", "proposals"):
+    for name in (*WITH_KEYS, "artifacts"):
         _own_keys(connection, tables[name])
         _find_by_key(connection, tables[name])
-    for name in ("relation_types", *WITH_KEYS, "artifacts", "proposals"):
+    for name in ("relation_types", *WITH_KEYS, "artifacts"):
         _number(connection, tables[name])
     for name in WITH_KEYS:
         _overwrite(connection, tables[name])
-    for name in ("relation_types", *WITH_KEYS, "artifacts", "proposals"):
+    for name in ("relation_types", *WITH_KEYS, "artifacts"):
         _enter(connection, tables[name])
     _evidence(connection, file_wins=True)
 

@@ -56,6 +56,19 @@ def test_concepts_around_the_poles_stand_on_the_axis(graph: Graph, sql_graph: Gr
     assert [(i.concept.label, i.position) for i in turned.items] == [("harsh", 3.0), ("plain", -0.3), ("kind", -0.5)]
 
 
+def test_positions_are_correlated_with_grounding(graph: Graph, world: dict[str, UUID]) -> None:
+    plain = graph.polarity(world["good"], world["bad"])
+    assert ({item.grounding for item in plain.items}, plain.correlation) == ({0}, None)
+    write(graph, [("a", "SUPPORTS", "kind", 0.8), ("b", "SUPPORTS", "kind"), ("a", "CONTRADICTS", "harsh", 0.5)])
+    found = graph.polarity(world["good"], world["bad"], min_epoch=graph.epoch(), relation_types=["NEAR"])
+    grounded = [item.grounding for item in found.items]
+    assert grounded == pytest.approx([1.8 / (1.8 + 1.96**2), 0, -0.5 / (0.5 + 1.96**2)])
+    positions = [item.position for item in found.items]
+    assert found.correlation == pytest.approx(np.corrcoef(positions, np.array(grounded, float))[0, 1], abs=1e-6)
+    two = graph.polarity(world["good"], world["bad"], candidates=[world["kind"], world["harsh"]])
+    assert two.correlation is None
+
+
 def test_what_may_be_walked_and_how_many_are_taken(graph: Graph, world: dict[str, UUID]) -> None:
     poles = world["good"], world["bad"]
     assert labels(graph.polarity(*poles, max_hops=1)) == ["kind", "harsh"]

@@ -10,10 +10,11 @@ from kappa.engine.async_client import AsyncClient
 from kappa.engine.client import Client
 from kappa.engine.config import WorkerConfig
 from kappa.engine.loops import loop_factory
-from kappa.engine.model import Lane
+from kappa.engine.model import Lane, Schedule
 from kappa.engine.registry import Registry
+from kappa.engine.schedule import first_fault
 from kappa.engine.signals import Signals
-from kappa.engine.store import lanes
+from kappa.engine.store import lanes, maintenance
 from kappa.engine.worker import Worker, run_until_signal
 from kappa.pg import Bounds, Database, component, migrate
 from kappa.pg.ops import run
@@ -31,6 +32,7 @@ class Engine:
         self.registry = Registry()
         self.signals = Signals()
         self._lanes: dict[str, Lane] = {}
+        self._schedules: dict[str, Schedule] = {}
 
     def job(
         self,
@@ -63,6 +65,13 @@ class Engine:
         self._lanes[lane.name] = lane
         return lane
 
+    def schedule(self, schedule: Schedule) -> Schedule:
+        """Declare a schedule that `install` makes if there is none of its name."""
+        if (fault := first_fault(schedule)) is not None:
+            raise fault
+        self._schedules[schedule.name] = schedule
+        return schedule
+
     @property
     def served_lanes(self) -> tuple[str, ...]:
         """The lanes that have a kind with a handler here."""
@@ -71,11 +80,14 @@ class Engine:
         return tuple(lane.name for lane in found if any(kind in self.registry.kinds for kind in lane.kinds))
 
     def install(self) -> None:
-        """Bring the schema up to date and make the declared lanes. Safe to call at every start."""
+        """Bring the schema up to date and make the declared lanes and schedules. Safe to call at every start."""
         with self.database.connect() as connection:
             migrate(connection, [COMPONENT])
             for lane in self._lanes.values():
                 run(connection, lanes.declare_lane(lane))
+            for schedule in self._schedules.values():
+                payload = self.registry.dump_payload(schedule.kind, schedule.payload)
+                run(connection, maintenance.declare_schedule(schedule, payload))
 
     def client(self, *, bounds: Bounds | None = None) -> Client:
         """A blocking client; use it as a context manager."""

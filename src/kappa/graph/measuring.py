@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, replace
+from datetime import timedelta
 from typing import Any, TypeVar, cast
 from uuid import UUID
 
@@ -186,7 +187,7 @@ class Measuring:
 
     def project(
         self, *, ontology: str | None = None, model: str | None = None, way: str = "tsne", most: int = 1_000,
-        seed: int = 1, step: Step = _no_step,
+        seed: int = 1, keep: timedelta | None = None, step: Step = _no_step,
     ) -> UUID:  # fmt: skip
         """A map of the best connected concepts by their embeddings, kept as an artifact: its id.
 
@@ -230,7 +231,7 @@ class Measuring:
         ]
         title = f"{len(nodes)} concepts{f' of {ontology}' if ontology else ''} by {kind.model}"
         drawn = pictures.projection(title, points, found)
-        return self.keep_artifact(replace(new, content=content, data=drawn, media_type=SVG))
+        return self.keep_artifact(replace(new, content=content, data=drawn, media_type=SVG, keep=keep))
 
     def keep_polarity(self, found: Polarity, parameters: Mapping[str, Any]) -> UUID:
         """An answer about polarity, with its picture."""

@@ -1,6 +1,6 @@
 """The kinds of jobs that Kappa brings: each module declares its handlers on the engine."""
 
-from kappa.app.kinds import restore, selftest
+from kappa.app.kinds import cleanup, maps, measures, ontologies, restore, selftest
 from kappa.app.kinds.workshop import Workshop
 from kappa.app.settings import Settings
 from kappa.engine import Engine
@@ -10,5 +10,9 @@ def declare(engine: Engine, settings: Settings) -> Workshop:
     """All of them, and the workshop that they share."""
     shop = Workshop(settings, engine.database)
     selftest.declare(engine)
+    measures.declare(engine, shop)
+    maps.declare(engine, shop)
     restore.declare(engine)
+    ontologies.declare(engine, shop)
+    cleanup.declare(engine, settings)
     return shop

@@ -31,6 +31,7 @@ NEXT_SCHEDULE = sql["next_schedule"]
 ADVANCE_SCHEDULE = sql["advance_schedule"]
 FAIL_SCHEDULE = sql["fail_schedule"]
 PUT_SCHEDULE = sql["put_schedule"]
+DECLARE_SCHEDULE = sql["declare_schedule"]
 DROP_SCHEDULE = sql["drop_schedule"]
 READ_SCHEDULES = sql["read_schedules"]
 
@@ -130,9 +131,17 @@ def fail_schedule(name: str, error: str, delay: float, now: datetime | None = No
 
 
 def put_schedule(schedule: Schedule, payload: str) -> Op[None]:
+    return Op(PUT_SCHEDULE, _params(schedule, payload), nothing)
+
+
+def declare_schedule(schedule: Schedule, payload: str) -> Op[None]:
+    """Make the schedule if there is none of its name."""
+    return Op(DECLARE_SCHEDULE, _params(schedule, payload), nothing)
+
+
+def _params(schedule: Schedule, payload: str) -> dict[str, Any]:
     params = {name: getattr(schedule, name) for name in ("name", "cron", "timezone", "kind", "priority")}
-    params |= {"enabled": schedule.enabled, "missed": schedule.missed, "payload": payload}
-    return Op(PUT_SCHEDULE, params, nothing)
+    return params | {"enabled": schedule.enabled, "missed": schedule.missed, "payload": payload}
 
 
 def drop_schedule(name: str) -> Op[bool]:

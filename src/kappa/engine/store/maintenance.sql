@@ -151,6 +151,12 @@ ON CONFLICT (name) DO UPDATE
                        AND schedules.enabled THEN schedules.next_at END
 RETURNING pg_notify('kappa_due', '0');
 
+-- name: declare_schedule
+-- One that is there stays as people have left it.
+INSERT INTO kappa.schedules (name, cron, timezone, kind, payload, priority, enabled, missed)
+VALUES (%(name)s, %(cron)s, %(timezone)s, %(kind)s, %(payload)s::jsonb, %(priority)s, %(enabled)s, %(missed)s)
+ON CONFLICT (name) DO NOTHING;
+
 -- name: drop_schedule
 DELETE FROM kappa.schedules WHERE name = %(name)s RETURNING name;
 

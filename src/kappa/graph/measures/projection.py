@@ -34,12 +34,13 @@ def components(vectors: Doubles, count: int) -> Doubles:
     chosen = chosen * np.where(chosen[np.arange(len(chosen)), strongest] < 0, -1.0, 1.0)[:, None]
     found: Doubles = centred @ chosen.T
     missing = count - len(chosen)
-    return np.hstack([found, np.zeros((len(found), missing))]) if missing > 0 else found
+    wide: Doubles = np.hstack([found, np.zeros((len(found), max(0, missing)))])
+    return wide
 
 
 def fitted(points: Doubles) -> Doubles:
     """Around the middle, the farthest coordinate at 1 or -1."""
-    centred = points - (points.max(axis=0) + points.min(axis=0)) / 2
+    centred: Doubles = points - (points.max(axis=0) + points.min(axis=0)) / 2
     size = float(np.abs(centred).max()) if len(centred) else 0.0
     return np.round(centred / size if size > _TINY else centred * 0.0, PLACES) + 0.0
 

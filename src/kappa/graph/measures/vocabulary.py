@@ -24,8 +24,10 @@ POLES = (
     ("AGREES_WITH", "DISAGREES_WITH"), ("CAUSES", "PREVENTS"), ("ENABLES", "BLOCKS"), ("INCREASES", "REDUCES"),
 )  # fmt: skip
 """For, and its opposite against."""
-NEUTRAL = 0.35
+NEUTRAL = 0.3
 """How far from the middle of the axis a type takes no side."""
+NEAR = 0.45
+"""How like a pole a type must be to be placed on the axis at all."""
 MARGIN = 0.05
 """By how much less the second category must be like a type, or nobody knows which is its own."""
 LEAST = 0.35
@@ -78,11 +80,29 @@ def axis(seeds: Mapping[str, Sequence[float]]) -> Axis:
     return Axis(middle, along, half)
 
 
-def stances(vectors: Doubles, of: Axis) -> Doubles:
-    """1 is where the poles that are for lie on the whole, -1 where those against do; 0 in the neutral middle."""
+def stances(vectors: Doubles, seeds: Mapping[str, Sequence[float]]) -> list[float | None]:
+    """1 is where the poles that are for lie on the whole, -1 where those against do; 0 in the neutral middle.
+
+    None for a type that is more like a seed that takes no side, or like none: where it falls on the axis is chance.
+    """
+    of = axis(seeds)
     placed: Doubles = np.clip((vectors - of.middle) @ of.along / of.half, -1.0, 1.0)
-    sided: Doubles = np.where(np.abs(placed) < NEUTRAL, 0.0, placed)
-    return np.round(sided, PLACES) + 0.0
+    poles = {name for pair in POLES for name in pair}
+    to_pole = _likeness(vectors, [seeds[name] for name in seeds if name in poles])
+    to_other = _likeness(vectors, [seeds[name] for name in seeds if name not in poles])
+    sided = (to_pole > to_other) & (to_pole >= NEAR)
+    return [
+        (round(place, PLACES) + 0.0 if abs(place) >= NEUTRAL else 0.0) if takes_side else None
+        for place, takes_side in zip(placed.tolist(), sided.tolist(), strict=True)
+    ]
+
+
+def _likeness(vectors: Doubles, seeds: Sequence[Sequence[float]]) -> Doubles:
+    """To the nearest of the seeds."""
+    if not seeds:
+        return np.full(len(vectors), -1.0)
+    alike: Doubles = _unit(vectors) @ _unit(np.array(seeds, np.float64)).T
+    return alike.max(axis=1)
 
 
 def score(types: Sequence[Embedded], seeds: Mapping[str, Sequence[float]]) -> list[Scored]:
@@ -90,22 +110,20 @@ def score(types: Sequence[Embedded], seeds: Mapping[str, Sequence[float]]) -> li
     if not types:
         return []
     vectors = np.array([one.vector for one in types], np.float64)
-    placed = stances(vectors, axis(seeds))
+    placed = stances(vectors, seeds)
     categories: dict[str, list[str]] = {}
     for name, category in vocabulary().categories.items():
         if name in seeds:
             categories.setdefault(category, []).append(name)
     likeness = {
-        category: (_unit(vectors) @ _unit(np.array([seeds[name] for name in names], np.float64)).T).max(axis=1)
-        for category, names in sorted(categories.items())
+        category: _likeness(vectors, [seeds[name] for name in names]) for category, names in sorted(categories.items())
     }
     found: list[Scored] = []
     for at, one in enumerate(types):
         scores = {category: round(float(values[at]), PLACES) + 0.0 for category, values in likeness.items()}
         first, second = sorted(scores, key=lambda category: (-scores[category], category))[:2]
         unsure = scores[first] < LEAST or scores[first] - scores[second] < MARGIN
-        side = 0.0 if stance.passive(one.name) else float(placed[at])
-        found.append(Scored(one.number, side, scores, first, unsure))
+        found.append(Scored(one.number, placed[at], scores, first, unsure))
     return found
 
 

@@ -11,7 +11,8 @@ CREATE TABLE kappa_graph.seed_types (
 
 CREATE TABLE kappa_graph.type_measures (
     type_id   int     PRIMARY KEY REFERENCES kappa_graph.relation_types ON DELETE CASCADE,
-    -- By vocab_refresh: 1 speaks for its target, -1 against it; the likeness to each category, and to the best.
+    -- By vocab_refresh: 1 speaks for its target, -1 against it, empty where its embedding doesn't tell; the likeness to
+    -- each category, and which is the best.
     stance    real    CHECK (stance BETWEEN -1 AND 1),
     model     text,
     scores    jsonb,
@@ -22,7 +23,7 @@ CREATE TABLE kappa_graph.type_measures (
     grounding real,
     sampled   int,
     grounded  int,
-    CONSTRAINT type_measures_refreshed CHECK ((stance IS NULL) = (model IS NULL)),
+    CONSTRAINT type_measures_refreshed CHECK (stance IS NULL OR model IS NOT NULL),
     CONSTRAINT type_measures_sampled CHECK ((epistemic IS NULL) = (sampled IS NULL))
 );
 

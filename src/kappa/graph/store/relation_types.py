@@ -30,10 +30,12 @@ def ensure(connection: Connection[Row], categories: Mapping[str, str]) -> dict[s
 
 
 def find(connection: Connection[Row], names: Sequence[str]) -> dict[str, int]:
-    """The number of each, which stays what it is until the transaction ends."""
+    """The number of each, all of which are there, which stays what it is until the transaction ends."""
+    wanted = {kept(name) for name in names}
     while True:
-        found = connection.execute(FIND.sql, {"names": [kept(name) for name in names]}).fetchall()
-        if all(stands for _, _, stands in found):
+        found = connection.execute(FIND.sql, {"names": sorted(wanted)}).fetchall()
+        # One that was merged while it was waited for is missing, or led on: now it is known where to.
+        if len(found) == len(wanted) and all(stands for _, _, stands in found):
             return {name: number for name, number, _ in found}
 
 

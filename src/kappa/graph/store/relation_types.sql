@@ -12,7 +12,7 @@ ON CONFLICT (name) DO NOTHING;
 -- ends, as a relation's reference to them will be: a merge waits for who holds them, and who waits for a merge sees it.
 SELECT t.name, coalesce(e.merged_into, e.id), e.merged_into IS NULL
   FROM kappa_graph.relation_types AS t JOIN kappa_graph.relation_types AS e ON e.id = coalesce(t.merged_into, t.id)
- WHERE t.name = ANY (%(names)s::text[]) ORDER BY t.name FOR KEY SHARE;
+ WHERE t.name = ANY (%(names)s::text[]) ORDER BY e.name, t.name FOR KEY SHARE;
 
 -- name: find_all
 SELECT t.id, t.name, t.category, t.active, m.name

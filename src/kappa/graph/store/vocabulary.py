@@ -60,7 +60,8 @@ class Scored(NamedTuple):
     """What an embedding says of a type."""
 
     number: int
-    stance: float
+    stance: float | None
+    """None where it says nothing."""
     scores: Mapping[str, float]
     best: str
     ambiguous: bool

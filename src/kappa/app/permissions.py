@@ -24,6 +24,7 @@ class Permission(StrEnum):
     FLEET_VIEW = "fleet:view"
     GRAPH_READ = "graph:read"
     GRAPH_WRITE = "graph:write"
+    GRAPH_CURATE = "graph:curate"
     GRAPH_MANAGE = "graph:manage"
 
 
@@ -48,6 +49,7 @@ MEANING: dict[Permission, str] = {
     Permission.FLEET_VIEW: "see the fleet's workers",
     Permission.GRAPH_READ: "ask the graph: search, neighbours, paths, polarity, concepts and their evidence",
     Permission.GRAPH_WRITE: "add concepts and relations",
+    Permission.GRAPH_CURATE: "rename and delete ontologies; decide about proposals, have them carried out and undone",
     Permission.GRAPH_MANAGE: "back the graph up and restore it; change how many workers and how long questions have",
 }
 
@@ -59,7 +61,12 @@ _CONTRIBUTOR = _READ_ONLY | {
     Permission.TOOLS_RUN,
     Permission.GRAPH_WRITE,
 }
-_CURATOR = _CONTRIBUTOR | {Permission.JOBS_PRIORITISE, Permission.JOBS_APPROVE, Permission.JOBS_MANAGE}
+_CURATOR = _CONTRIBUTOR | {
+    Permission.JOBS_PRIORITISE,
+    Permission.JOBS_APPROVE,
+    Permission.JOBS_MANAGE,
+    Permission.GRAPH_CURATE,
+}
 _ADMIN = _CURATOR | {Permission.USERS_VIEW, Permission.USERS_MANAGE, Permission.AUDIT_VIEW}
 
 ROLES: dict[str, frozenset[Permission]] = {

@@ -18,6 +18,7 @@ from kappa.app.usecases.credentials import Credentials
 from kappa.app.usecases.fleet import FleetWorkers
 from kappa.app.usecases.graph import KnowledgeGraph
 from kappa.app.usecases.jobs import Jobs
+from kappa.app.usecases.ontologies import Ontologies
 from kappa.app.usecases.passes import Passes
 from kappa.app.usecases.passwords import Passwords
 from kappa.app.usecases.people import People
@@ -54,6 +55,7 @@ class Services:
     fleet_workers: FleetWorkers
     graph: KnowledgeGraph
     backups: Backups
+    ontologies: Ontologies
     metrics: Metrics
     observers: tuple[Observer, ...]
     """Who is told of every request when it is over."""
@@ -124,6 +126,7 @@ async def open_services(settings: Settings, engine: Engine) -> AsyncGenerator[Se
                 fleet_workers=FleetWorkers(fleet),
                 graph=graph,
                 backups=Backups(client, database),
+                ontologies=Ontologies(client, graph),
                 metrics=metrics,
                 observers=(metrics.answered,) if traced is None else (metrics.answered, traced.answered),
             )

@@ -8,7 +8,7 @@ from fastapi import FastAPI
 from fastapi.routing import APIRoute
 from starlette.types import ASGIApp
 
-from kappa.app.api import backups, fleet, graph, health, jobs, middleware, people, problems, tools, workers
+from kappa.app.api import backups, fleet, graph, health, jobs, middleware, ontologies, people, problems, tools, workers
 from kappa.app.api.middleware import Guard
 from kappa.app.api.problems import Problem
 from kappa.app.services import Services

@@ -22,6 +22,7 @@ GROUPS = (
     fleet.routes,
     graph.routes,
     backups.routes,
+    ontologies.routes,
 )
 
 

@@ -38,8 +38,10 @@ class Backups:
         connection = await run_sync(self._database.connect)
         pieces = backup.make(connection)
         try:
-            while piece := await run_sync(next, pieces, b""):
-                yield piece
+            # Not until an empty one: what was packed may all still be in the packer.
+            while (piece := await run_sync(next, pieces, None)) is not None:
+                if piece:
+                    yield piece
         finally:
             with CancelScope(shield=True):
                 await run_sync(pieces.close)

@@ -9,6 +9,7 @@ from fastapi.routing import APIRoute
 from starlette.types import ASGIApp
 
 from kappa.app.api import (
+    backups,
     fleet,
     graph,
     health,
@@ -16,6 +17,7 @@ from kappa.app.api import (
     jobs,
     measures,
     middleware,
+    ontologies,
     people,
     problems,
     tools,
@@ -36,6 +38,8 @@ GROUPS = (
     graph.routes,
     ingest.routes,
     measures.routes,
+    backups.routes,
+    ontologies.routes,
 )
 
 
@@ -53,7 +57,8 @@ def build(
     application.state.services = services
     application.state.guard = guard
     app = beside(application)
-    app = middleware.BodyLimit(app, services.settings.max_body, lambda path: path == UPLOADS or large(path))
+    own_limits = {UPLOADS, *backups.UPLOADS}
+    app = middleware.BodyLimit(app, services.settings.max_body, lambda path: path in own_limits or large(path))
     app = middleware.Head(app)
     app = middleware.ShutdownGuard(app, guard)
     app = middleware.Observed(app, services.observers)

@@ -34,6 +34,8 @@ PLACES = {
         ),
         "artifact": Place(f"{CLI}.artifacts:app", "Artifacts: maps, axes and other results that are kept."),
         "vocab": Place(f"{CLI}.vocab:app", "The vocabulary: relation types, what they are worth, and their merges."),
+        "ontology": Place(f"{CLI}.ontologies:ontology_app", "Ontologies: what is in them, and their names."),
+        "proposal": Place(f"{CLI}.ontologies:proposal_app", "Proposals about ontologies: decide, carry out, undo."),
     },
     "Work": {
         "job": Place(f"{CLI}.jobs:app", "Jobs: enqueue, list, show, watch, approve, cancel, retry."),
@@ -46,6 +48,11 @@ PLACES = {
         "user": Place(f"{CLI}.users:app", "Users: make, list, show, give roles and passwords, switch on and off."),
         "role": Place(f"{CLI}.roles:app", "Roles: sets of permissions. Five are always there."),
         "token": Place(f"{CLI}.tokens:app", "Tokens: what programs show to the server."),
+        "backup": Place(
+            f"{CLI}.backup:app",
+            "The graph as one file. `kg backup FILE` writes it, `kg backup verify FILE` looks at one.",
+        ),
+        "restore": Place(f"{CLI}.backup:restore", "Restore a backup into the graph of a running server."),
         "db": Place(f"{CLI}.db:app", "The database: the embedded server, its address, its schema."),
     },
 }

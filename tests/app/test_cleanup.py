@@ -1,0 +1,162 @@
+"""`artifact_cleanup`: expired artifacts go, and bytes and rows never disagree, whenever it is killed."""
+
+import asyncio
+import os
+import random
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from kappa.app import wiring
+from kappa.app.settings import Settings
+from kappa.engine import Client, Engine, JobState, WorkerConfig
+from kappa.engine.testing import drain
+from kappa.engine.tools import ArtifactStore, artifacts_of
+from kappa.pg import Database
+from kappa.pg.queries import Row
+from tests.app.restoring import DoomedWorker
+
+Session = psycopg.Connection[Row]
+
+
+@pytest.fixture
+def engine(url: str, home: Path) -> Engine:
+    made = wiring.build_engine(Settings(home=home), Database(url))
+    wiring.install(made)
+    return made
+
+
+@pytest.fixture
+def client(engine: Engine) -> Iterator[Client]:
+    with engine.client() as opened:
+        yield opened
+
+
+class Shelf:
+    """Artifacts of tool runs, as files and as rows."""
+
+    def __init__(self, home: Path, connection: Session) -> None:
+        self.store = ArtifactStore(artifacts_of(home))
+        self.connection = connection
+        connection.execute(
+            "INSERT INTO kappa.tools (name, version, argv) VALUES ('wc', '1', '{wc}') ON CONFLICT DO NOTHING"
+        )
+
+    def put(self, content: bytes, *, days: float | None, fresh: bool = False) -> str:
+        """A file, and a row of a run that ended so many days ago; without days, a file alone."""
+        with self.store.draft(len(content)) as draft:
+            draft.write(content)
+            sha256 = draft.keep()
+        if not fresh:
+            old = time.time() - 2 * 86400
+            os.utime(self.store.place(sha256), (old, old))
+        if days is not None:
+            self.connection.execute(
+                "WITH run AS (INSERT INTO kappa.tool_runs (tool, version, status, finished_at) "
+                "VALUES ('wc', '1', 'succeeded', now() - make_interval(secs => %s * 86400)) RETURNING id) "
+                "INSERT INTO kappa.tool_artifacts (run_id, path, size, sha256) SELECT id, 'x', %s, %s FROM run",
+                [days, len(content), sha256],
+            )
+        return sha256
+
+    @property
+    def files(self) -> set[str]:
+        return {path.name for path in self.store.files()}
+
+    @property
+    def rows(self) -> set[str]:
+        return {row[0] for row in self.connection.execute("SELECT sha256 FROM kappa.tool_artifacts")}
+
+    @property
+    def notes(self) -> set[str]:
+        return {row[0] for row in self.connection.execute("SELECT sha256 FROM kappa.artifact_removals")}
+
+
+@pytest.fixture
+def shelf(home: Path, connection: Session, engine: Engine) -> Shelf:
+    return Shelf(home, connection)
+
+
+def clean(engine: Engine, client: Client, **asked: float) -> dict[str, object]:
+    job = client.enqueue("artifact_cleanup", asked).id
+    asyncio.run(drain(engine, WorkerConfig(lanes=("system",), lead=False)))
+    done = client.show(job)
+    assert done.state is JobState.SUCCEEDED, done.error_summary
+    return done.result
+
+
+def test_what_has_expired_goes_and_the_rest_stays(
+    engine: Engine, client: Client, shelf: Shelf, connection: Session
+) -> None:
+    connection.execute(
+        "INSERT INTO kappa_graph.artifacts (key, kind, as_of_epoch, bytes, expires_at) "
+        "SELECT gen_random_uuid(), 'map', 0, 'x', now() + make_interval(days => n) FROM generate_series(-3, 2) AS n"
+    )
+    connection.execute(
+        "INSERT INTO kappa_graph.artifacts (key, kind, as_of_epoch) VALUES (gen_random_uuid(), 'map', 0)"
+    )
+    connection.execute(
+        "INSERT INTO kappa.restore_files (uploaded_by, uploaded_at) "
+        "VALUES ('x', now() - interval '2 days'), ('y', now())"
+    )
+    old, new = shelf.put(b"old", days=40), shelf.put(b"new", days=3)
+    both = shelf.put(b"both", days=40)
+    assert shelf.put(b"both", days=3) == both
+    stray, fresh = shelf.put(b"stray", days=None), shelf.put(b"fresh", days=None, fresh=True)
+    first = clean(engine, client, tool_artifacts_days=30)
+    assert (first["graph_artifacts"], first["tool_artifacts"], first["files"], first["uploads"]) == (4, 2, 2, 1)
+    assert shelf.files == {new, both, fresh}
+    assert shelf.rows == {new, both}
+    assert old not in shelf.files
+    assert stray not in shelf.files
+    assert connection.execute("SELECT count(*) FROM kappa_graph.artifacts").fetchone() == (3,)
+    assert clean(engine, client, tool_artifacts_days=30)["skipped"] == "nothing has expired"
+
+
+def test_without_a_limit_what_runs_left_is_kept(engine: Engine, client: Client, shelf: Shelf) -> None:
+    kept = shelf.put(b"old", days=4000)
+    assert clean(engine, client)["skipped"] == "nothing has expired"
+    assert shelf.files == shelf.rows == {kept}
+
+
+def test_content_that_comes_again_while_it_is_removed_stays(engine: Engine, client: Client, shelf: Shelf) -> None:
+    """The note was made; then another run left the same bytes, and its row."""
+    sha256 = shelf.put(b"again", days=None)
+    shelf.connection.execute("INSERT INTO kappa.artifact_removals (sha256) VALUES (%s)", [sha256])
+    assert shelf.put(b"again", days=1) == sha256
+    aside = shelf.store.aside(sha256)
+    aside.parent.mkdir()
+    aside.write_bytes(b"again")  # as one leaves it who is killed after the move
+    clean(engine, client)
+    assert shelf.files == shelf.rows == {sha256}
+    assert shelf.notes == set()
+    assert not aside.exists()
+
+
+@pytest.mark.timeout(240)
+def test_kills_leave_no_row_without_bytes_and_no_bytes_that_nobody_knows(
+    engine: Engine, client: Client, shelf: Shelf, home: Path, url: str, connection: Session
+) -> None:
+    chance = random.Random(4)
+    with DoomedWorker(url, home) as first:
+        client.enqueue("artifact_cleanup", {"tool_artifacts_days": 30})
+        least = first.work()
+    assert least is not None
+    for _ in range(10):
+        for n in range(4):
+            shelf.put(chance.randbytes(20), days=40 if n % 2 else 1)
+        job = client.enqueue("artifact_cleanup", {"tool_artifacts_days": 30}).id
+        with DoomedWorker(url, home) as worker:
+            worker.work(chance.randint(1, least + 8))
+        connection.execute("DELETE FROM kappa.jobs WHERE id = %s", [job])
+        put_aside = {path.name for path in shelf.store.aside("x").parent.glob("*")}
+        assert shelf.rows <= shelf.files
+        assert shelf.files | put_aside == shelf.rows | shelf.notes & (shelf.files | put_aside)
+        assert put_aside <= shelf.notes
+    clean(engine, client, tool_artifacts_days=30)
+    assert shelf.files == shelf.rows
+    assert shelf.notes == set()
+    assert not list(shelf.store.aside("x").parent.glob("*"))

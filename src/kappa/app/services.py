@@ -21,8 +21,8 @@ from kappa.app.usecases.fleet import FleetWorkers
 from kappa.app.usecases.graph import KnowledgeGraph
 from kappa.app.usecases.ingest import Ingestions
 from kappa.app.usecases.jobs import Jobs
-from kappa.app.usecases.overview import Overview
 from kappa.app.usecases.ontologies import Ontologies
+from kappa.app.usecases.overview import Overview
 from kappa.app.usecases.passes import Passes
 from kappa.app.usecases.passwords import Passwords
 from kappa.app.usecases.people import People

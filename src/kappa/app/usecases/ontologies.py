@@ -44,10 +44,10 @@ class Ontologies:
         self._graph = graph
 
     async def all(self) -> list[OntologyNow]:
-        return await self._graph.on_graph(lambda graph: _masses(graph, None))
+        return await self._graph.other(lambda graph: _masses(graph, None))
 
     async def show(self, name: str) -> OntologyNow:
-        found = await self._graph.on_graph(lambda graph: _masses(graph, name))
+        found = await self._graph.other(lambda graph: _masses(graph, name))
         if not found:
             raise NotFound(f"there is no ontology {name!r}")
         return found[0]
@@ -86,14 +86,14 @@ class Ontologies:
             with graph.transaction() as connection:
                 return proposals.find_all(connection, state=state, limit=limit)
 
-        return await self._graph.on_graph(read)
+        return await self._graph.other(read)
 
     async def proposal(self, number: int) -> Proposal:
         def read(graph: "Graph") -> Proposal | None:
             with graph.transaction() as connection:
                 return proposals.find(connection, number)
 
-        found = await self._graph.on_graph(read)
+        found = await self._graph.other(read)
         if found is None:
             raise NotFound(f"there is no proposal {number}")
         return found
@@ -148,7 +148,7 @@ class Ontologies:
             with graph.transaction() as connection:
                 act(connection)
 
-        await self._graph.on_graph(write)
+        await self._graph.other(write)
 
 
 def _masses(graph: "Graph", name: str | None) -> list[OntologyNow]:

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
+from typing import cast
 
 import uvicorn
 from anyio.to_thread import current_default_thread_limiter
@@ -25,6 +26,7 @@ from anyio.to_thread import current_default_thread_limiter
 from kappa.app import counts, home, logs, tracing, wiring
 from kappa.app.api import application
 from kappa.app.api.middleware import Guard
+from kappa.app.door import Door
 from kappa.app.errors import AppError, Conflict, NotAuthenticated
 from kappa.app.lanes import Lanes, LanesInProcesses, LanesInThread, NoLanes
 from kappa.app.mcp import http as mcp
@@ -161,10 +163,10 @@ class Server:
             services = await stack.enter_async_context(open_services(self._settings, self._engine))
             with_mcp = await stack.enter_async_context(mcp.opened(self._settings))
             token_file = await operator_token(services, self._settings.home)
-            web = _Uvicorn(_uvicorn_config(application.build(services, self.guard, with_mcp)))
+            web = _Uvicorn(_uvicorn_config(application.build(services, self.guard, with_mcp)), self._listening)
             lanes = self._lanes(services, stack)
             lanes.start()
-            serving = asyncio.create_task(web.serve([self._listening]), name="serve")
+            serving = asyncio.create_task(web.serve(), name="serve")
             working = asyncio.create_task(lanes.ended(), name="lanes")
             self._on_signals()
             _collect_less()
@@ -230,11 +232,31 @@ def _collect_less() -> None:
 
 
 class _Uvicorn(uvicorn.Server):
-    """uvicorn without its signal handlers."""
+    """uvicorn without its signal handlers, and with a door of ours."""
+
+    def __init__(self, config: uvicorn.Config, listening: socket.socket) -> None:
+        super().__init__(config)
+        self._listening = listening
+        self._door: Door | None = None
 
     @contextmanager
     def capture_signals(self) -> Generator[None]:
         yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup([])
+        speak = partial(
+            cast(Callable[..., asyncio.Protocol], self.config.http_protocol_class),
+            config=self.config, server_state=self.server_state, app_state=self.lifespan.state,
+        )  # fmt: skip
+        self._door = Door(self._listening, speak)
+        self._door.open()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        if self._door is not None:
+            self._door.close()
+        self._listening.close()
+        await super().shutdown()
 
 
 def _uvicorn_config(app: Callable[..., Awaitable[None]]) -> uvicorn.Config:
@@ -246,7 +268,6 @@ def _uvicorn_config(app: Callable[..., Awaitable[None]]) -> uvicorn.Config:
         server_header=False,
         proxy_headers=False,  # whoever connects could claim any address
         timeout_keep_alive=180,  # longer than a worker is silent between two beats
-        backlog=BACKLOG,
         timeout_graceful_shutdown=int(LAST_WORDS),
     )
 

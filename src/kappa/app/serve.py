@@ -228,7 +228,7 @@ def _collect_less() -> None:
     """
     gc.collect()
     gc.freeze()
-    gc.set_threshold(2_000, 50, 100)
+    gc.set_threshold(2_000, 8, 1_000)
 
 
 class _Uvicorn(uvicorn.Server):

@@ -271,11 +271,9 @@ def test_a_look_at_every_lane_reads_a_row_or_two_of_each(plans: Plans) -> None:
 HELD = 200
 
 
-@pytest.mark.parametrize("count", [1, HELD])
-@pytest.mark.parametrize("what", ["renew", "mark", "release", "succeed", "settle", "put back", "progress"])
-def test_what_an_owner_writes_finds_its_rows_by_index(plans: Plans, session: Session, what: str, count: int) -> None:
-    mine = held(session, count)
-    ops: dict[str, Op[Any]] = {
+def words(mine: list[tuple[int, int]]) -> dict[str, Op[Any]]:
+    """All that an owner writes of its jobs."""
+    return {
         "renew": jobs.renew(mine),
         "mark": jobs.mark_started(mine),
         "release": jobs.release(mine),
@@ -284,10 +282,41 @@ def test_what_an_owner_writes_finds_its_rows_by_index(plans: Plans, session: Ses
         "put back": jobs.put_back([PutBack(job, token, 5.0) for job, token in mine]),
         "progress": jobs.progress([(job, token, 1.0, 2.0, "on") for job, token in mine]),
     }
-    nodes = plans.of(ops[what])
+
+
+WORDS = ("renew", "mark", "release", "succeed", "settle", "put back", "progress")
+
+
+@pytest.mark.parametrize("count", [1, HELD])
+@pytest.mark.parametrize("what", WORDS)
+def test_what_an_owner_writes_finds_its_rows_by_index(plans: Plans, session: Session, what: str, count: int) -> None:
+    nodes = plans.of(words(held(session, count))[what])
     # Through the primary key, or through the index of what runs.
     assert_by_index(nodes, at_most=RUNNING)
     assert changed(nodes) == [count]
+
+
+@pytest.fixture(params=["never looked at", "seen when it was empty"])
+def young(server: Server, template: str, request: pytest.FixtureRequest) -> Iterator[Session]:
+    """A session that has its plans from before there was anything; now there are many jobs, and many run."""
+    url = server.create(template)
+    with psycopg.connect(url, autocommit=True) as session:
+        if request.param == "seen when it was empty":
+            session.execute("VACUUM ANALYZE kappa.jobs, kappa.finished_jobs, kappa.lanes")
+        for op in words([(1, 1)]).values():
+            run(session, op)
+        with psycopg.connect(url, autocommit=True) as filling:
+            for statement in FILL[:2] + FILL[4:6]:
+                filling.execute(statement.encode())
+        yield session
+    server.drop(url)
+
+
+@pytest.mark.parametrize("what", WORDS)
+def test_plans_of_the_first_hour_serve_when_there_are_many_jobs(young: Session, what: str) -> None:
+    nodes = Plans(young).of(words(held(young, 10))[what])
+    assert_by_index(nodes, at_most=10)
+    assert changed(nodes) == [10]
 
 
 @pytest.mark.parametrize("what", ["checkpoint", "hold", "holds", "wait", "wait no more", "cancel", "cancel running"])

@@ -138,3 +138,35 @@ def test_the_dead_are_found_by_index(plans: Plans, session: Session) -> None:
         )
         nodes = plans.of(maintenance.bury(200))
     assert_by_index(nodes, 300)
+
+
+@pytest.fixture(params=["never looked at", "seen when it was empty"])
+def young(server: Server, template: str, request: pytest.FixtureRequest) -> Iterator[Session]:
+    """A session that claimed, and so has its plans, before there was anything; now there are ten thousand tasks."""
+    url = server.create(template)
+    with psycopg.connect(url, autocommit=True) as session:
+        if request.param == "seen when it was empty":
+            session.execute("VACUUM ANALYZE kappa.jobs, kappa.fleet_tasks, kappa.job_needs, kappa.fleet_lanes")
+        open_lane(session, slots=1_000_000)
+        for _ in range(10):
+            run(session, store.claim([asks(f"w{n}") for n in range(64)], ["crunch"]))
+            run(session, store.beat([HeldTask(1, 1, "nobody")]))
+            run(session, store.settle([Ending(HeldTask(1, 1, "nobody"), "succeeded", "1")]))
+            run(session, store.update([Update(HeldTask(1, 1, "nobody"), True, 1.0, 2.0, "on", "{}")]))
+        with psycopg.connect(url, autocommit=True) as filling:
+            for statement in FILL[:1] + FILL[4:6]:
+                filling.execute(statement.encode())
+        yield session
+    server.drop(url)
+
+
+@pytest.mark.parametrize("what", ["claim", "beat", "update", "succeed"])
+def test_plans_of_the_first_hour_serve_when_there_are_ten_thousand_tasks(young: Session, what: str) -> None:
+    mine = held(young, 10)
+    ops: dict[str, Op[Any]] = {
+        "claim": store.claim([asks(f"w{n}") for n in range(64)], ["nothing"]),
+        "beat": store.beat(mine),
+        "update": store.update([Update(one, True, 1.0, 2.0, "on", "{}") for one in mine]),
+        "succeed": store.settle([Ending(one, "succeeded", "1") for one in mine]),
+    }
+    assert_by_index(Plans(young).of(ops[what]), 64)

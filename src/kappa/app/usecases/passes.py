@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from kappa.engine.fleet.dispatch import Pass
-from kappa.engine.fleet.group import Group
+from kappa.engine.fleet.group import STRANGERS, Group
 from kappa.engine.fleet.refusals import Refused
 from kappa.engine.fleet.wire import Refusal
 from kappa.pg import AsyncPool, Database, Listening, Notification, listen, queries
@@ -42,7 +42,7 @@ class Passes:
         self._known: dict[bytes, _Remembered] = {}
         self._hears = False
         self._changes = 0
-        self._look = Group("tokens", self._find)
+        self._look = Group("tokens", self._find, most=STRANGERS)
 
     @asynccontextmanager
     async def opened(self) -> AsyncGenerator["Passes"]:

@@ -23,7 +23,7 @@ from psycopg import AsyncConnection
 from pydantic_core import to_json
 
 from kappa.engine.fleet import store, wire
-from kappa.engine.fleet.group import Group
+from kappa.engine.fleet.group import STRANGERS, Group
 from kappa.engine.fleet.refusals import Refused, spread
 from kappa.engine.fleet.store import Ask, Ended, Ending, FleetLane, Given, HeldTask, Update
 from kappa.engine.fleet.waiting_room import BATCH, Caller, Kinds, WaitingRoom
@@ -90,7 +90,7 @@ class Fleet:
         self.beats = Group("beats", self._beat)
         self.updates = Group("updates", self._update)
         self.settlements = Group("settlements", self._settle)
-        self.registrations = Group("registrations", self._register)
+        self.registrations = Group("registrations", self._register, most=STRANGERS)
         self.claims = 0
         self.claimed = 0
         self._lanes: Mapping[str, FleetLane] = {}

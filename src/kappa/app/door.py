@@ -1,8 +1,8 @@
 """Lets connections in a few at a time.
 
 An event loop by itself takes in all who wait at the door before it turns to anybody inside: hundreds who come at once
-stop it for a fifth of a second. Here a few come in, and those inside have their turn before the next; the others wait in
-the kernel's queue.
+stop it for a fifth of a second. Here a few come in, and those inside have their turn before the next few; the others
+wait in the kernel's queue.
 """
 
 import asyncio

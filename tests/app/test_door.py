@@ -9,9 +9,9 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from kappa.app.door import AT_A_TURN, Door
+from kappa.app.door import AT_ONCE, Door
 
-CROWD = 10 * AT_A_TURN
+CROWD = 10 * AT_ONCE
 
 
 class _Full(socket.socket):
@@ -75,7 +75,7 @@ async def test_a_crowd_comes_in_a_few_at_each_turn_of_the_loop() -> None:
         door.open()
         assert {await _hears(one) for one in crowd} == {b"hello"}
     assert entered.total() == CROWD
-    assert max(entered.values()) <= AT_A_TURN
+    assert max(entered.values()) <= AT_ONCE
 
 
 async def test_a_process_without_files_left_looks_again_later(

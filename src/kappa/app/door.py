@@ -1,7 +1,8 @@
 """Lets connections in a few at a time.
 
 An event loop by itself takes in all who wait at the door before it turns to anybody inside: hundreds who come at once
-stop it for a fifth of a second. Here each of its turns takes in a few; the others wait in the kernel's queue.
+stop it for a fifth of a second. Here a few come in, and those inside have their turn before the next few; the others
+wait in the kernel's queue.
 """
 
 import asyncio
@@ -13,7 +14,8 @@ from contextlib import suppress
 
 log = logging.getLogger(__name__)
 
-AT_A_TURN = 8
+AT_ONCE, PAUSE = 2, 0.001
+"""So many come in together, and nobody for so many seconds after them: 2,000 a second at most."""
 REST = 1.0
 """Seconds without a look when this process, or the machine, can't take one more."""
 
@@ -42,7 +44,7 @@ class Door:
         self._loop.remove_reader(self._listening)
 
     def _let_in(self) -> None:
-        for _ in range(AT_A_TURN):
+        for _ in range(AT_ONCE):
             try:
                 connection, _ = self._listening.accept()
             except BlockingIOError:
@@ -53,12 +55,16 @@ class Door:
                 if error.errno not in _EXHAUSTED:
                     raise
                 log.error("nobody can come in for %g s: %s", REST, error)
-                self._loop.remove_reader(self._listening)
-                self._loop.call_later(REST, self.open)
+                self._pause(REST)
                 return
             entering = self._loop.create_task(self._enter(connection))
             self._entering.add(entering)
             entering.add_done_callback(self._entering.discard)
+        self._pause(PAUSE)
+
+    def _pause(self, seconds: float) -> None:
+        self._loop.remove_reader(self._listening)
+        self._loop.call_later(seconds, self.open)
 
     async def _enter(self, connection: socket.socket) -> None:
         connection.setblocking(False)

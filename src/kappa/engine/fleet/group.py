@@ -25,7 +25,7 @@ UNKEEPABLE = (psycopg.DataError, psycopg.IntegrityError, psycopg.errors.ProgramL
 """What is wrong with a word itself, and will be when it is said again."""
 PATIENCE = 15.0
 """Seconds. A database that takes longer for one statement is away, and the callers are told so."""
-STRANGERS = 32
+STRANGERS = 8
 """Of those who come for the first time, so many in a statement: all that a statement answers go on in one turn of the
 loop, and what they do next is long enough to keep a beat waiting."""
 

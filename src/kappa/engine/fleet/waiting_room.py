@@ -24,7 +24,7 @@ IN_VAIN = 0.25
 REST = 20
 """And so many times as long as it took, if that is more: such claims cost a twentieth of a core at most."""
 LONGEST_REST = 5.0
-PACE, AT_A_PACE = 0.02, 32
+PACE, AT_A_PACE = 0.01, 12
 """Those who can't hope for anything are answered no faster than so many in so many seconds: a flood of them takes
 only its share of the server."""
 BELIEFS = 256

@@ -389,6 +389,22 @@ async def test_a_job_whose_upload_is_gone_says_so(floor: Floor) -> None:
     assert done.error_summary == f"upload {UUID(int=9)} is not there any more: upload the file again"
 
 
+async def test_a_document_that_is_deleted_under_way_is_not_brought_back(floor: Floor) -> None:
+    uploaded = await floor.upload(story(1, 24))
+
+    def delete(text: str) -> None:
+        if len(floor.extractor.asked) == 4:
+            with psycopg.connect(floor.url) as connection:
+                connection.execute("DELETE FROM kappa_graph.documents")
+
+    floor.extractor.before = delete
+    made = await floor.services.ingestions.submit(ANN, "tales", [uploaded.key], auto_approve=True)
+    done = await floor.run(made.job)
+    assert done.state is JobState.FAILED
+    assert "was deleted meanwhile" in (done.error_summary or "")
+    assert floor.chunks() == []
+
+
 async def test_the_local_provider_costs_nothing(floor: Floor) -> None:
     uploaded = await floor.upload(story(1, 4))
     made = await floor.services.ingestions.submit(ANN, "tales", [uploaded.key], provider="local")

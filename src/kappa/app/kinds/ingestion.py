@@ -17,6 +17,7 @@ from pydantic import BaseModel, Field, model_validator
 from kappa.app.kinds import models
 from kappa.app.kinds.workshop import Workshop
 from kappa.engine import Engine, JobContext, JobFailed, Snooze
+from kappa.graph import BadWrite
 from kappa.pg import KappaError
 
 if TYPE_CHECKING:
@@ -98,6 +99,9 @@ def declare(engine: Engine, shop: Workshop) -> None:
             return _many(ctx, shop, asked) if asked.uploads else _one(ctx, shop, asked)
         except ProviderDown as down:
             return Snooze(timedelta(seconds=max(down.retry_after, 0.1)))
+        except BadWrite as fault:
+            # Its document was deleted, or is being read anew by somebody else: not to be undone by another attempt.
+            raise JobFailed(str(fault), retry=False) from fault
 
     def embed(ctx: JobContext, asked: SourceEmbedding | None) -> SourceEmbeddingResult | Snooze:
         from kappa.graph.ingest.extraction import ProviderDown

@@ -79,3 +79,20 @@ def test_the_lock_names_no_host_and_every_package_has_hashes() -> None:
         packages = [line for line in text.splitlines() if "==" in line and not line.startswith(("#", " "))]
         assert packages
         assert all(line.endswith("\\") for line in packages), lock
+
+
+def test_everything_beside_the_code_ships_with_the_package(copy: Path) -> None:
+    (copy / "README.md").write_text("")
+    (copy / "LICENSE").write_text("")
+    done = subprocess.run(
+        [sys.executable, "-c", "from setuptools import setup; setup()", "-q", "build_py", "--build-lib", "made"],
+        cwd=copy, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+    def beside(root: Path) -> set[str]:
+        left_out = (".py", ".pyc", ".c", ".so")  # .c is compiled, and goes along with the sources alone
+        return {str(path.relative_to(root)) for path in root.rglob("*.*") if path.suffix not in left_out}
+
+    assert len([name for name in beside(copy / "src" / "kappa") if "/corpus/" in name]) == 12
+    assert beside(copy / "made" / "kappa") == beside(copy / "src" / "kappa")

@@ -13,7 +13,8 @@ from tests.app.conftest import Site, Up
 from tests.ground import kg
 
 SAID = {"ontology": "zoology", "relations": [
-    {"from": "Otter", "to": "Fish", "type": "SUPPORTS"}, {"from": "Heron", "to": "Fish", "type": "SUPPORTS", "confidence": 0.5},
+    {"from": "Otter", "to": "Fish", "type": "SUPPORTS"},
+    {"from": "Heron", "to": "Fish", "type": "SUPPORTS", "confidence": 0.5},
     {"from": "Whale", "to": "Fish", "type": "CONTRADICTS", "confidence": 0.2},
 ]}  # fmt: skip
 
@@ -32,7 +33,8 @@ async def test_a_concept_says_how_well_it_is_founded_and_why(site: Site, operato
     assert abs(found["grounding"]["value"] - 1.3 / (1.7 + 1.96**2)) < 1e-9
     assert found["grounding"]["low"] < found["grounding"]["value"] < found["grounding"]["high"]
     assert [(one["label"], one["type"], one["weight"], one["by"]) for one in found["reasons"]] == [
-        ("Otter", "SUPPORTS", 1.0, "words"), ("Heron", "SUPPORTS", 0.5, "words"), ("Whale", "CONTRADICTS", -0.2, "words"),
+        ("Otter", "SUPPORTS", 1.0, "words"), ("Heron", "SUPPORTS", 0.5, "words"),
+        ("Whale", "CONTRADICTS", -0.2, "words"),
     ]  # fmt: skip
     assert found["reasons"][0]["id"] == ids["Otter"]
     assert found["confidence"]["relations"] == 6

@@ -8,7 +8,7 @@ import numpy as np
 import psycopg
 import pytest
 
-from kappa.graph.store import adjacency, clock, concepts, relations, texts, vectors
+from kappa.graph.store import adjacency, clock, concepts, measures, relations, texts, vectors
 from kappa.pg.queries import Query, Row
 from tests.conftest import Server
 from tests.graph.worlds import fill
@@ -124,6 +124,16 @@ def test_rows_and_changes_are_read_by_index(session: Session) -> None:
     assert scans(session, adjacency.RELATIONS_NOW, **keys)["relations"] in ("relations_out", "relations_in")
     pairs = {"from_ids": numbers(1, 50), "to_ids": numbers(2, 50), "types": None, "min_confidence": 0}
     assert scans(session, relations.BETWEEN, **pairs)["relations"] in ("relations_out", "relations_in")
+
+
+def test_measures_read_what_they_count_by_index(session: Session) -> None:
+    nodes = list(range(1, 101))
+    for query, params in (
+        (measures.COUNTS, {"nodes": nodes}),
+        (measures.INCOMING, {"nodes": nodes, "types": [3, 5]}),
+        (measures.STRONGEST, {"node": 1, "types": [3, 5], "stances": [1.0, -0.5], "most": 5}),
+    ):
+        assert scans(session, query, **params)["relations"] in ("relations_in", "relations_out"), query.name
 
 
 def test_a_refresh_reads_the_new_part_of_the_log_alone(server: Server, graph_template: str) -> None:

@@ -114,13 +114,13 @@ class Measuring:
             lacking = vocabulary.lacking(connection, embedder.model)
             known = vocabulary.seeds(connection, embedder.model)
         seeds = [name for name in wording.seed_names() if name not in known]
-        made = self._embedded(embedder, [*lacking, *seeds])
+        made = self._embedded(embedder, list(dict.fromkeys([*lacking, *seeds])))
         with self._writing(None) as writer:
             if seeds:
                 vocabulary.add_seeds(writer, embedder.model, {name: made[name] for name in seeds})
             if not lacking:
                 return 0
-            # In this process the text of a type that is a seed as well was embedded once: both have one vector.
+            # A type that is a seed as well has the seed's vector, to the last digit.
             own = {name: known.get(name, made[name]) for name in lacking}
             return vocabulary.set_embeddings(writer, embedder.model, own)
 

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 R = TypeVar("R", bound="Result")
 
+MOST_MERGES = 65_535
+"""There are no more types."""
 NEAR = 0.80
 """How like each other types must be to be merged."""
 
@@ -132,7 +134,6 @@ def consolidate(ctx: JobContext, shop: Workshop, asked: Consolidate) -> Consolid
     parameters = asked.model_dump(exclude={"only_if_changed"})
     if (last := _last(graph, ctx.kind, parameters, asked, Consolidated)) is not None:
         return last
-    merges: list[int] = ctx.last_checkpoint() or []
     total = len(graph.active_types())
     if total > asked.target:
         try:
@@ -144,15 +145,15 @@ def consolidate(ctx: JobContext, shop: Workshop, asked: Consolidate) -> Consolid
         ctx.raise_if_cancelled()
         epoch = graph.epoch()
         active = len(graph.active_types())
-        ctx.progress(total - active, max(total - asked.target, 0), f"{active} types, {len(merges)} merges")
+        ctx.progress(total - active, max(total - asked.target, 0), f"{active} types")
         pair = graph.nearest_types(asked.near) if active > asked.target else None
         if pair is None:
             break
         merged, survivor, similarity = pair
-        done = graph.merge_types(merged, survivor, by=f"job {ctx.job_id}", similarity=similarity)
-        merges.append(done.id)
-        ctx.checkpoint(merges)
-    result = Consolidated(active=active, merges=merges)
+        graph.merge_types(merged, survivor, by=f"job {ctx.job_id}", similarity=similarity)
+    # From the record, which an attempt that died has written as well: it is this job's checkpoint.
+    merges = [one.id for one in graph.merges(MOST_MERGES) if one.made_by == f"job {ctx.job_id}"]
+    result = Consolidated(active=active, merges=sorted(merges))
     _keep(graph, ctx.kind, parameters, epoch, result)
     return result
 
@@ -162,7 +163,8 @@ def remeasure(ctx: JobContext, graph: "Graph", asked: Remeasure) -> Remeasured:
     parameters = asked.model_dump(exclude={"only_if_changed"})
     if (last := _last(graph, ctx.kind, parameters, asked, Remeasured)) is not None:
         return last
-    types = graph.active_types()
+    # In Python's order of names, which is the same wherever the next attempt runs.
+    types = sorted(graph.active_types(), key=lambda one: one[1])
     state: dict[str, Any] = ctx.last_checkpoint() or {"epoch": graph.epoch(), "after": "", "changed": 0, "found": {}}
     found = Counter[str](state["found"])
     for at, (number, name) in enumerate(types):

@@ -12,7 +12,7 @@ from fastapi.routing import iter_route_contexts
 
 from kappa.app.api import application
 from kappa.app.permissions import MEANING, ROLES, Permission
-from kappa.app.usecases import credentials, curation, graph, jobs, people, tools, workers
+from kappa.app.usecases import backups, credentials, curation, graph, jobs, ontologies, people, tools, workers
 from tests.app.conftest import KAPPA, Site
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "permissions.md"
@@ -20,6 +20,7 @@ OPEN = {"GET /healthz", "GET /readyz", "GET /metrics", "GET /openapi.json", "POS
 SOMETHING = {
     "job_id": "4711", "token_id": "4711", "run_id": "4711", "name": "nobody", "path": "a.txt", "concept": "nothing",
     "merge_id": "4711", "artifact_id": "00000000-0000-0000-0000-000000000000",
+    "proposal_id": "4711",
 }  # fmt: skip
 
 
@@ -153,6 +154,8 @@ def test_the_document_lists_what_every_role_may() -> None:
 def test_the_document_lists_every_audited_action() -> None:
     rows = table(DOCUMENT.read_text(), "The audit log")[1:]
     said = {action.strip(" `") for row in rows for action in row[0].split(",")}
-    modules = (credentials, curation, graph, jobs, people, tools, workers)
+    modules = (backups, credentials, curation, graph, jobs, ontologies, people, tools, workers)
     sources = "".join(Path(str(module.__file__)).read_text() for module in modules)
-    assert said == set(re.findall(r'"((?:user|role|token|session|job|lane|tool|tool_run|graph)\.[a-z_]+)"', sources))
+    assert said == set(
+        re.findall(r'"((?:user|role|token|session|job|lane|tool|tool_run|graph|ontology|proposal)\.[a-z_]+)"', sources)
+    )

@@ -24,6 +24,7 @@ class Permission(StrEnum):
     FLEET_VIEW = "fleet:view"
     GRAPH_READ = "graph:read"
     GRAPH_WRITE = "graph:write"
+    GRAPH_CURATE = "graph:curate"
     GRAPH_MANAGE = "graph:manage"
 
 
@@ -48,7 +49,8 @@ MEANING: dict[Permission, str] = {
     Permission.FLEET_VIEW: "see the fleet's workers",
     Permission.GRAPH_READ: "ask the graph, see concepts and their evidence, the vocabulary and artifacts",
     Permission.GRAPH_WRITE: "add concepts and relations",
-    Permission.GRAPH_MANAGE: "merge relation types; see and change how many workers and how long questions have",
+    Permission.GRAPH_CURATE: "rename and delete ontologies; decide about proposals, have them carried out and undone",
+    Permission.GRAPH_MANAGE: "merge relation types; back up and restore; change the workers and the time of questions",
 }
 
 _READ_ONLY = frozenset({Permission.ACCOUNT_USE, Permission.JOBS_VIEW, Permission.TOOLS_VIEW, Permission.GRAPH_READ})
@@ -59,7 +61,12 @@ _CONTRIBUTOR = _READ_ONLY | {
     Permission.TOOLS_RUN,
     Permission.GRAPH_WRITE,
 }
-_CURATOR = _CONTRIBUTOR | {Permission.JOBS_PRIORITISE, Permission.JOBS_APPROVE, Permission.JOBS_MANAGE}
+_CURATOR = _CONTRIBUTOR | {
+    Permission.JOBS_PRIORITISE,
+    Permission.JOBS_APPROVE,
+    Permission.JOBS_MANAGE,
+    Permission.GRAPH_CURATE,
+}
 _ADMIN = _CURATOR | {Permission.USERS_VIEW, Permission.USERS_MANAGE, Permission.AUDIT_VIEW}
 
 ROLES: dict[str, frozenset[Permission]] = {

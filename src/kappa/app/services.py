@@ -13,12 +13,14 @@ from kappa.app.answered import Observer
 from kappa.app.metrics import Metrics
 from kappa.app.settings import Settings
 from kappa.app.usecases import graph as knowledge
+from kappa.app.usecases.backups import Backups
 from kappa.app.usecases.credentials import Credentials
 from kappa.app.usecases.curation import Curation
 from kappa.app.usecases.fleet import FleetWorkers
 from kappa.app.usecases.graph import KnowledgeGraph
 from kappa.app.usecases.ingest import Ingestions
 from kappa.app.usecases.jobs import Jobs
+from kappa.app.usecases.ontologies import Ontologies
 from kappa.app.usecases.overview import Overview
 from kappa.app.usecases.passes import Passes
 from kappa.app.usecases.passwords import Passwords
@@ -58,6 +60,8 @@ class Services:
     graph: KnowledgeGraph
     ingestions: Ingestions
     curation: Curation
+    backups: Backups
+    ontologies: Ontologies
     metrics: Metrics
     observers: tuple[Observer, ...]
     """Who is told of every request when it is over."""
@@ -132,6 +136,8 @@ async def open_services(settings: Settings, engine: Engine) -> AsyncGenerator[Se
                 graph=graph,
                 ingestions=ingestions,
                 curation=Curation(graph),
+                backups=Backups(client, database),
+                ontologies=Ontologies(client, graph),
                 metrics=metrics,
                 observers=(metrics.answered,) if traced is None else (metrics.answered, traced.answered),
             )

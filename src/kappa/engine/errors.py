@@ -7,6 +7,7 @@ KappaError
     ├── JobNotFound
     ├── IllegalTransition   a job is in a state from which there is no way to the one asked for
     ├── LaneError           a lane that can't be as it was asked to be
+    ├── LanesHeld           another job holds lanes, beside which nothing else may run
     ├── ScheduleError       a schedule that can't be understood
     ├── LeaseLost           another owner has the job, or nobody; this one may write nothing more
     ├── JobCancelled        raised in a handler, by `raise_if_cancelled`, when it should stop
@@ -45,6 +46,10 @@ class IllegalTransition(EngineError):
 
 class LaneError(EngineError):
     """A lane that can't be as it was asked to be."""
+
+
+class LanesHeld(EngineError):
+    """Another job holds lanes."""
 
 
 class ScheduleError(EngineError):

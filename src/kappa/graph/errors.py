@@ -7,6 +7,8 @@ KappaError
     ├── UnknownRelationType   a filter names a type that the vocabulary doesn't have
     ├── BadQuestion           a question outside of its documented bounds
     ├── BadWrite              what was to be written contradicts itself; nothing was written
+    ├── BadBackup             a file that is no whole backup, or one that can't be restored here; nothing was changed
+    ├── BadProposal           a proposal that can't be carried out, or undone; nothing was changed
     ├── ForeignGraph          what needs Kappa's own tables was asked of a graph that somebody else keeps
     ├── EpochNotReached       the graph did not come to the epoch that was asked for in time
     ├── QuestionStopped       the deadline passed, or the caller cancelled, before there was anything to answer
@@ -40,6 +42,14 @@ class BadQuestion(GraphError):
 
 class BadWrite(GraphError):
     """What was to be written contradicts itself."""
+
+
+class BadBackup(GraphError):
+    """A file that is no whole backup, or one that can't be restored here."""
+
+
+class BadProposal(GraphError):
+    """A proposal that can't be carried out, or undone."""
 
 
 class ForeignGraph(GraphError):

@@ -50,6 +50,10 @@ def artifact_key(kind: str, ontology: UUID | None, parameters: str, epoch: int) 
     return _key("artifact", kept(kind), ontology.hex if ontology else "", parameters, str(epoch))
 
 
+def proposal_key(kind: str, ontology: UUID, *identity: str) -> UUID:
+    return _key("proposal", kind, ontology.hex, *identity)
+
+
 def _key(*parts: str) -> UUID:
     # The length before each part: no two lists of parts are the same bytes.
     data = b"".join(b"%d:%b" % (len(encoded), encoded) for encoded in (part.encode() for part in parts))

@@ -8,7 +8,20 @@ from fastapi import FastAPI
 from fastapi.routing import APIRoute
 from starlette.types import ASGIApp
 
-from kappa.app.api import fleet, graph, health, jobs, measures, middleware, people, problems, tools, workers
+from kappa.app.api import (
+    backups,
+    fleet,
+    graph,
+    health,
+    jobs,
+    measures,
+    middleware,
+    ontologies,
+    people,
+    problems,
+    tools,
+    workers,
+)
 from kappa.app.api.middleware import Guard
 from kappa.app.api.problems import Problem
 from kappa.app.services import Services
@@ -22,6 +35,8 @@ GROUPS = (
     fleet.routes,
     graph.routes,
     measures.routes,
+    backups.routes,
+    ontologies.routes,
 )
 
 
@@ -39,7 +54,7 @@ def build(
     application.state.services = services
     application.state.guard = guard
     app = beside(application)
-    app = middleware.BodyLimit(app, services.settings.max_body, large)
+    app = middleware.BodyLimit(app, services.settings.max_body, lambda path: path in backups.UPLOADS or large(path))
     app = middleware.Head(app)
     app = middleware.ShutdownGuard(app, guard)
     app = middleware.Observed(app, services.observers)

@@ -89,12 +89,14 @@ class Routes:
             statuses |= {401, 403}
             dependencies.append(Depends(options.pop("check", None) or _requires(permission)))
         declared = str(permission) if permission is not None else "open"
+        # A body that is read as a stream, which the framework doesn't see.
+        body = {"requestBody": options.pop("streamed_body")} if "streamed_body" in options else {}
         responses = problems.documented(*sorted(statuses)) | options.pop("responses", {})
         return self.router.api_route(
             path,
             methods=[method],
             dependencies=dependencies,
             responses=responses,
-            openapi_extra={"x-permission": declared},
+            openapi_extra={"x-permission": declared} | body,
             **options,
         )

@@ -7,7 +7,22 @@ from typing import Annotated
 import typer
 
 from kappa.app import settings
-from kappa.app.cli import admin, artifacts, db, graph, jobs, mcp, roles, show, tokens, tools, users, vocab
+from kappa.app.cli import (
+    admin,
+    artifacts,
+    backup,
+    db,
+    graph,
+    jobs,
+    mcp,
+    ontologies,
+    roles,
+    show,
+    tokens,
+    tools,
+    users,
+    vocab,
+)
 from kappa.app.cli.demo import demo
 from kappa.app.cli.up import up
 from kappa.app.cli.worker import worker
@@ -37,6 +52,10 @@ app.add_typer(users.app, name="user")
 app.add_typer(roles.app, name="role")
 app.add_typer(tokens.app, name="token")
 app.add_typer(db.app, name="db")
+app.add_typer(ontologies.ontology_app, name="ontology")
+app.add_typer(ontologies.proposal_app, name="proposal")
+app.add_typer(backup.app, name="backup")
+app.command()(backup.restore)
 
 
 def _print_version(wanted: bool) -> None:

@@ -1,6 +1,6 @@
 """The kinds of jobs that Kappa brings: each module declares its handlers on the engine."""
 
-from kappa.app.kinds import ingestion, maps, measures, selftest
+from kappa.app.kinds import cleanup, ingestion, maps, measures, ontologies, restore, selftest
 from kappa.app.kinds.workshop import Workshop
 from kappa.app.settings import Settings
 from kappa.engine import Engine
@@ -14,4 +14,7 @@ def declare(engine: Engine, settings: Settings) -> Workshop:
     ingestion.declare(engine, shop)
     measures.declare(engine, shop)
     maps.declare(engine, shop)
+    restore.declare(engine)
+    ontologies.declare(engine, shop)
+    cleanup.declare(engine, settings)
     return shop

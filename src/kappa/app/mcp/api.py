@@ -21,6 +21,12 @@ class Api:
     async def get(self, path: str, model: type[M], params: Mapping[str, Any] | None = None) -> M:
         return await self._ask("GET", path, model, params=_given(params or {}))
 
+    async def get_list(self, path: str, model: type[M], params: Mapping[str, Any] | None = None) -> list[M]:
+        client = self._client()
+        with remote.reaching(_place(client)):
+            response = await client.request("GET", path, params=_given(params or {}))
+        return remote.read(list[model], remote.check(response).content)
+
     async def post(self, path: str, model: type[M], body: Mapping[str, Any] | None = None) -> M:
         return await self._send("POST", path, model, body or {})
 

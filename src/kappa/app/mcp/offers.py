@@ -1,10 +1,10 @@
 """Everything that agents are offered. A new group of tools is a module with `offer`, and one more name here."""
 
-from kappa.app.mcp import graph, jobs, workers
+from kappa.app.mcp import graph, jobs, ontologies, workers
 from kappa.app.mcp.api import Api
 from kappa.app.mcp.server import Server
 
-GROUPS = (graph, jobs, workers)
+GROUPS = (graph, ontologies, jobs, workers)
 
 INSTRUCTIONS = """\
 Kappa keeps a knowledge graph: concepts, relations between them, and the quotes that speak for both. Begin with search;

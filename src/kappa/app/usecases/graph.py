@@ -263,6 +263,10 @@ class KnowledgeGraph:
     async def add_relations(self, ontology: str | None, links: Sequence[Link]) -> Written:
         return await self.other(lambda graph: _add_relations(graph, ontology, links))
 
+    async def on_graph(self, act: "Callable[[Graph], T]") -> T:
+        """Something that is no question, in one of the threads for such."""
+        return await self.other(act)
+
     # Running
 
     async def settings(self) -> LiveSettings:

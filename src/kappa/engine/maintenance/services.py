@@ -18,7 +18,7 @@ from kappa.engine.model import Schedule
 from kappa.engine.registry import Registry
 from kappa.engine.schedule import last_due, next_due
 from kappa.engine.signals import Signals
-from kappa.engine.store import insight, jobs, maintenance
+from kappa.engine.store import holds, insight, jobs, maintenance
 from kappa.engine.store.jobs import NewJob
 from kappa.engine.store.maintenance import BATCH
 from kappa.pg.ops import run_async
@@ -41,7 +41,10 @@ class Service(Protocol):
 
 
 class Reaper:
-    """Clears leases that ran out, so that their jobs are adopted; those of the fleet nobody can adopt."""
+    """Clears leases that ran out, so that their jobs are adopted; those of the fleet nobody can adopt.
+
+    Lanes that such a lease held are switched on again.
+    """
 
     name = "reaper"
 
@@ -58,6 +61,8 @@ class Reaper:
                 break
         while buried := await run_async(connection, maintenance.bury()):
             self._signals.emit("buried", count=buried)
+        if freed := await run_async(connection, holds.free()):
+            log.warning("lanes that a lost job held are enabled again: %s", ", ".join(freed))
         return None
 
 

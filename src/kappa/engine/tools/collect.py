@@ -8,7 +8,7 @@ import hashlib
 import os
 import stat
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,6 +49,14 @@ class ArtifactStore:
 
     def place(self, sha256: str) -> Path:
         return self._root / sha256[:2] / sha256
+
+    def aside(self, sha256: str) -> Path:
+        """Where a file waits for its removal."""
+        return self._root / "removed" / sha256
+
+    def files(self) -> Iterator[Path]:
+        """Everything that is stored, each under its SHA-256."""
+        yield from self._root.glob("[0-9a-f][0-9a-f]/" + 64 * "[0-9a-f]")
 
     def sweep(self) -> None:
         """Remove drafts whose writers are gone: nobody has written to them for long."""

@@ -1,0 +1,68 @@
+"""The kind `artifact_cleanup`: what has expired goes, in small transactions, each of which leaves everything in order.
+
+An artifact of the graph is one row with its bytes. One of a tool run is a row and a file: the file is written down
+before it is removed. Uploads that no restore will ask for go as well.
+"""
+
+from datetime import timedelta
+from typing import Annotated
+
+from pydantic import BaseModel, Field
+
+from kappa.app.kinds import restore_files
+from kappa.app.settings import Settings
+from kappa.engine import Engine, JobContext, Schedule
+from kappa.engine.tools import ArtifactStore, artifacts_of
+from kappa.engine.tools.expiry import Expiry
+from kappa.graph.store import expiry as graph_expiry
+from kappa.pg import Database
+from kappa.pg.ops import run
+
+BATCH = 100
+HOURLY = Schedule("artifact_cleanup", "7 * * * *", "artifact_cleanup", {})
+
+
+class CleanUp(BaseModel):
+    tool_artifacts_days: Annotated[float, Field(gt=0, le=36_500)] | None = None
+    """What runs left longer ago goes, too; without it, it is kept for ever."""
+
+
+class CleanUpResult(BaseModel):
+    skipped: str | None = None
+    """Why there was nothing to do."""
+    graph_artifacts: int = 0
+    tool_artifacts: int = 0
+    """Rows of tool runs' artifacts."""
+    files: int = 0
+    uploads: int = 0
+
+
+def declare(engine: Engine, settings: Settings) -> None:
+    expiry = Expiry(ArtifactStore(artifacts_of(settings.home)))
+
+    def artifact_cleanup(ctx: JobContext, asked: CleanUp | None) -> CleanUpResult:
+        return clean_up(ctx, engine.database, expiry, asked or CleanUp())
+
+    engine.job("artifact_cleanup", timeout=timedelta(hours=1), idempotent=True)(artifact_cleanup)
+    engine.schedule(HOURLY)
+
+
+def clean_up(ctx: JobContext, database: Database, expiry: Expiry, asked: CleanUp) -> CleanUpResult:
+    done = CleanUpResult()
+    with database.connect() as connection:
+        total = graph_expiry.count_expired(connection)
+        while deleted := graph_expiry.delete_expired(connection, BATCH):
+            done.graph_artifacts += deleted
+            ctx.progress(done.graph_artifacts, max(total, done.graph_artifacts), "artifacts of the graph")
+            ctx.raise_if_cancelled()
+        if asked.tool_artifacts_days is not None:
+            keep = timedelta(days=asked.tool_artifacts_days)
+            while deleted := expiry.expire(connection, keep):
+                done.tool_artifacts += deleted
+                ctx.raise_if_cancelled()
+        expiry.record_strays(connection)
+        done.files = expiry.remove(connection, ctx.raise_if_cancelled)
+        done.uploads = run(connection, restore_files.forget())
+    if not (done.graph_artifacts or done.tool_artifacts or done.files or done.uploads):
+        done.skipped = "nothing has expired"
+    return done

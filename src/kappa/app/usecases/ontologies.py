@@ -1,0 +1,163 @@
+"""Ontologies and the proposals about them, for people. While an ingestion works on an ontology, it stays as it is."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from psycopg import Connection
+
+from kappa.app.errors import Conflict, NotFound
+from kappa.app.kinds.ontologies import ingesting
+from kappa.app.usecases import audit
+from kappa.app.usecases.graph import KnowledgeGraph
+from kappa.app.usecases.principal import Principal
+from kappa.engine import AsyncClient, Enqueued
+from kappa.graph.store import ontologies, proposals
+from kappa.graph.store.proposals import Proposal, ProposalState
+from kappa.pg import queries
+from kappa.pg.queries import Row
+
+if TYPE_CHECKING:
+    from kappa.graph import Graph
+
+sql = queries.beside(__file__)
+MASSES = sql["masses"]
+
+
+@dataclass(frozen=True, slots=True)
+class OntologyNow:
+    """An ontology, and how much is in it."""
+
+    name: str
+    description: str
+    documents: int
+    concepts: int
+    evidence: int
+    relations: int
+
+
+class Ontologies:
+    """Those of one graph."""
+
+    def __init__(self, client: AsyncClient, graph: KnowledgeGraph) -> None:
+        self._client = client
+        self._graph = graph
+
+    async def all(self) -> list[OntologyNow]:
+        return await self._graph.on_graph(lambda graph: _masses(graph, None))
+
+    async def show(self, name: str) -> OntologyNow:
+        found = await self._graph.on_graph(lambda graph: _masses(graph, name))
+        if not found:
+            raise NotFound(f"there is no ontology {name!r}")
+        return found[0]
+
+    async def rename(self, who: Principal, name: str, new_name: str) -> OntologyNow:
+        """Its concepts keep their ids."""
+
+        def act(connection: Connection[Row]) -> None:
+            if name != new_name and ontologies.find(connection, new_name) is not None:
+                raise Conflict(f"there is an ontology {new_name!r} already")
+            if not ontologies.rename(connection, name, new_name):
+                raise NotFound(f"there is no ontology {name!r}")
+            audit.record_blocking(connection, who, "ontology.rename", name, new_name=new_name)
+
+        await self._change([name, new_name], act)
+        return await self.show(new_name)
+
+    async def delete(self, who: Principal, name: str) -> None:
+        """With its documents and concepts, and all that hangs on them."""
+
+        def act(connection: Connection[Row]) -> None:
+            if not ontologies.delete(connection, name):
+                raise NotFound(f"there is no ontology {name!r}")
+            audit.record_blocking(connection, who, "ontology.delete", name)
+
+        await self._change([name], act)
+
+    async def anneal(self, who: Principal) -> Enqueued:
+        """A job that looks at all ontologies and writes proposals."""
+        return await self._client.enqueue("ontology_annealing", submitted_by=who.name, dedup_key="ontology_annealing")
+
+    async def proposals(self, state: ProposalState | None, limit: int) -> list[Proposal]:
+        """The newest first."""
+
+        def read(graph: "Graph") -> list[Proposal]:
+            with graph.transaction() as connection:
+                return proposals.find_all(connection, state=state, limit=limit)
+
+        return await self._graph.on_graph(read)
+
+    async def proposal(self, number: int) -> Proposal:
+        def read(graph: "Graph") -> Proposal | None:
+            with graph.transaction() as connection:
+                return proposals.find(connection, number)
+
+        found = await self._graph.on_graph(read)
+        if found is None:
+            raise NotFound(f"there is no proposal {number}")
+        return found
+
+    async def decide(self, who: Principal, number: int, state: Literal["approved", "rejected"]) -> Proposal:
+        def act(connection: Connection[Row]) -> None:
+            if not proposals.decide(connection, number, state, who.name):
+                _refuse(connection, number, state)
+            action = "proposal.approve" if state == "approved" else "proposal.reject"
+            audit.record_blocking(connection, who, action, number)
+
+        await self._write(act)
+        return await self.proposal(number)
+
+    async def execute(self, who: Principal, number: int) -> Enqueued:
+        """The job that carries an approved proposal out."""
+
+        def act(connection: Connection[Row]) -> None:
+            if proposals.lock(connection, number) != "approved":
+                _refuse(connection, number, "executed")
+            audit.record_blocking(connection, who, "proposal.execute", number)
+
+        await self._write(act)
+        return await self._enqueue(who, number, undo=False)
+
+    async def undo(self, who: Principal, number: int) -> Enqueued:
+        """The job that undoes what was done."""
+
+        def act(connection: Connection[Row]) -> None:
+            if not proposals.ask_undo(connection, number, who.name):
+                _refuse(connection, number, "undone")
+            audit.record_blocking(connection, who, "proposal.undo", number)
+
+        await self._write(act)
+        return await self._enqueue(who, number, undo=True)
+
+    async def _enqueue(self, who: Principal, number: int, *, undo: bool) -> Enqueued:
+        payload = {"proposal": number, "undo": undo}
+        key = f"proposal {number}"
+        return await self._client.enqueue("proposal_execution", payload, submitted_by=who.name, dedup_key=key)
+
+    async def _change(self, names: list[str], act: Callable[[Connection[Row]], None]) -> None:
+        def guarded(connection: Connection[Row]) -> None:
+            if (busy := ingesting(connection, names)) is not None:
+                raise Conflict(f"job {busy} works on the ontology: wait for it, or cancel it")
+            act(connection)
+
+        await self._write(guarded)
+
+    async def _write(self, act: Callable[[Connection[Row]], None]) -> None:
+        def write(graph: "Graph") -> None:
+            with graph.transaction() as connection:
+                act(connection)
+
+        await self._graph.on_graph(write)
+
+
+def _masses(graph: "Graph", name: str | None) -> list[OntologyNow]:
+    with graph.transaction() as connection:
+        return [OntologyNow(*row) for row in connection.execute(MASSES.sql, {"name": name})]
+
+
+def _refuse(connection: Connection[Row], number: int, wanted: str) -> None:
+    found = proposals.find(connection, number)
+    if found is None:
+        raise NotFound(f"there is no proposal {number}")
+    raise Conflict(f"proposal {number} is {found.state} and can't become {wanted}")

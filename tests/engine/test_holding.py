@@ -1,0 +1,202 @@
+"""A job that holds the other lanes: nothing runs beside it, and the lanes are switched on whatever becomes of it."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from datetime import timedelta
+
+import psycopg
+import pytest
+from psycopg import AsyncConnection, Connection
+
+from kappa.engine import Client, Engine, Job, JobContext, JobState, Lane, LanesHeld
+from kappa.engine.holding import let_go, other_lanes_drained
+from kappa.engine.maintenance.services import Reaper
+from kappa.engine.store import holds, jobs
+from kappa.engine.testing import maintain, working
+from kappa.pg.ops import run
+from kappa.pg.queries import Row
+from tests.ground import eventually
+
+Session = Connection[Row]
+
+
+class Scene:
+    """A lane of its own for the holder, another one for somebody else."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.inside = threading.Event()
+        self.leave = threading.Event()
+        self.told: list[int] = []
+        self.work_began = threading.Event()
+        self.work_ends = threading.Event()
+        self.fail = False
+        engine.lane(Lane("alone", kinds=("hold",), max_slots=2))
+        engine.lane(Lane("others", kinds=("work",)))
+        engine.lane(Lane("off", kinds=("never",), enabled=False))
+        engine.job("hold", timeout=timedelta(minutes=1))(self.hold)
+        engine.job("work", timeout=timedelta(minutes=1))(self.work)
+        engine.install()
+
+    def hold(self, ctx: JobContext) -> None:
+        with other_lanes_drained(ctx, self.engine.database, self.told.append):
+            self.inside.set()
+            assert self.leave.wait(30)
+            if self.fail:
+                raise RuntimeError("something went wrong")
+            with ctx.transaction() as connection:
+                let_go(connection, ctx)
+
+    def work(self, ctx: JobContext) -> None:
+        self.work_began.set()
+        assert self.work_ends.wait(30)
+
+
+@pytest.fixture
+def scene(engine: Engine) -> Iterator[Scene]:
+    made = Scene(engine)
+    yield made
+    made.leave.set()
+    made.work_ends.set()
+
+
+@pytest.fixture
+async def leader(url: str) -> AsyncIterator[AsyncConnection[Row]]:
+    async with await AsyncConnection.connect(url, autocommit=True) as opened:
+        yield opened
+
+
+def enabled(session: Session) -> dict[str, bool]:
+    return dict(session.execute("SELECT name, enabled FROM kappa.lanes").fetchall())
+
+
+async def in_thread(event: threading.Event) -> None:
+    assert await asyncio.to_thread(event.wait, 30)
+
+
+async def seen(look: Callable[[], object]) -> None:
+    await asyncio.to_thread(eventually, look)
+
+
+async def ended(client: Client, kind_or_id: str | int) -> Job:
+    job = client.enqueue(kind_or_id).id if isinstance(kind_or_id, str) else kind_or_id
+    return await asyncio.to_thread(client.wait, job)
+
+
+async def test_what_runs_ends_first_and_nothing_begins_meanwhile(
+    scene: Scene, client: Client, connection: Session
+) -> None:
+    before = enabled(connection)
+    async with working(scene.engine):
+        first = client.enqueue("work").id
+        await in_thread(scene.work_began)
+        holder = client.enqueue("hold").id
+        await seen(lambda: scene.told)
+        assert not scene.inside.is_set()
+        second = client.enqueue("work").id
+        scene.work_ends.set()
+        await in_thread(scene.inside)
+        assert client.show(first).state is JobState.SUCCEEDED
+        assert client.show(second).state is JobState.QUEUED
+        assert enabled(connection) == before | {name: False for name in before if name != "alone"}
+        scene.leave.set()
+        assert (await ended(client, holder)).state is JobState.SUCCEEDED
+        assert (await ended(client, second)).state is JobState.SUCCEEDED
+    assert enabled(connection) == before
+    assert before["off"] is False
+
+
+async def test_a_holder_that_fails_lets_go(scene: Scene, client: Client, connection: Session) -> None:
+    before = enabled(connection)
+    scene.fail = True
+    scene.leave.set()
+    async with working(scene.engine):
+        assert (await ended(client, "hold")).state is JobState.FAILED
+    assert enabled(connection) == before
+
+
+async def test_a_second_holder_is_refused(scene: Scene, client: Client, connection: Session) -> None:
+    async with working(scene.engine):
+        first = client.enqueue("hold").id
+        await in_thread(scene.inside)
+        second = await ended(client, "hold")
+        assert second.state is JobState.FAILED
+        assert second.error_summary == f"job {first} holds the lanes"
+        assert issubclass(LanesHeld, Exception)
+        scene.leave.set()
+        assert (await ended(client, first)).state is JobState.SUCCEEDED
+    assert all(on for name, on in enabled(connection).items() if name != "off")
+
+
+def claim(session: Session, lane: str) -> tuple[int, int]:
+    found = session.execute(
+        "UPDATE kappa.jobs SET state = 'running', lease_owner = 'me', lease_token = nextval('kappa.lease_tokens'), "
+        "lease_until = now() + interval '1 minute' WHERE lane = %s RETURNING id, lease_token",
+        [lane],
+    ).fetchone()
+    assert found is not None
+    return found
+
+
+async def test_the_lanes_of_a_lost_lease_are_switched_on_by_the_reaper(
+    scene: Scene, client: Client, connection: Session, leader: AsyncConnection[Row]
+) -> None:
+    before = enabled(connection)
+    client.enqueue("hold")
+    job, token = claim(connection, "alone")
+    assert "others" in run(connection, holds.hold(job, token))
+    reaper = Reaper(scene.engine.signals)
+    await reaper.run_once(leader)
+    assert enabled(connection)["others"] is False
+    connection.execute("UPDATE kappa.jobs SET lease_until = now() - interval '1 second'")
+    await reaper.run_once(leader)
+    assert enabled(connection) == before
+    assert run(connection, holds.hold(job, token)) == []  # who lost its lease holds nothing
+
+
+async def test_the_lanes_of_a_job_that_is_gone_are_switched_on(
+    scene: Scene, client: Client, connection: Session
+) -> None:
+    before = enabled(connection)
+    client.enqueue("hold")
+    job, token = claim(connection, "alone")
+    run(connection, holds.hold(job, token))
+    run(connection, jobs.settle([jobs.Finish(job, token, JobState.FAILED)]))
+    await maintain(scene.engine, only=lambda name: name == "reaper")
+    assert enabled(connection) == before
+
+
+def test_a_parent_that_waits_for_its_children_is_not_waited_for(
+    scene: Scene, client: Client, connection: Session
+) -> None:
+    client.enqueue("hold")
+    client.enqueue("work")
+    job, token = claim(connection, "alone")
+    claim(connection, "others")
+    run(connection, holds.hold(job, token))
+    assert run(connection, holds.still_running(job)) == 1
+    connection.execute("UPDATE kappa.jobs SET waiting = true WHERE lane = 'others'")
+    assert run(connection, holds.still_running(job)) == 0
+
+
+async def test_a_claim_that_was_under_way_is_waited_for(
+    scene: Scene, client: Client, connection: Session, url: str
+) -> None:
+    """A claim that has seen its lane enabled commits after the lane was switched off."""
+    client.enqueue("work")
+    with psycopg.connect(url) as claimer:
+        claimer.execute("SELECT pg_advisory_xact_lock(1262568289, hashtext('others'))")
+        assert claimer.execute("SELECT enabled FROM kappa.lanes WHERE name = 'others'").fetchone() == (True,)
+        async with working(scene.engine, None):
+            holder = client.enqueue("hold").id
+            await seen(lambda: not enabled(connection)["others"])
+            claim(claimer, "others")
+            assert not scene.inside.is_set()
+            claimer.commit()
+            await seen(lambda: scene.told)
+            assert not scene.inside.is_set()
+            connection.execute("UPDATE kappa.jobs SET lease_until = now() - interval '1 second' WHERE lane = 'others'")
+            await in_thread(scene.inside)
+            scene.leave.set()
+            assert (await ended(client, holder)).state is JobState.SUCCEEDED

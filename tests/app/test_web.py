@@ -2,6 +2,7 @@
 
 import re
 from html import unescape
+from pathlib import Path
 from uuid import uuid4
 
 import httpx2
@@ -22,6 +23,7 @@ from tests.app.worlds import populate
 
 PASSWORD = "correct horse battery"
 PAGES = list(site.pages())
+DOCUMENT = Path(__file__).parents[2] / "docs" / "web.md"
 SHOWN = [
     "/ui/", "/ui/jobs", "/ui/lanes", "/ui/lanes/system", "/ui/graph", "/ui/graph/path", "/ui/graph/polarity",
     "/ui/graph/map", "/ui/graph/vocabulary", "/ui/ontologies", "/ui/ingest", "/ui/tools", "/ui/tools/new", "/ui/fleet",
@@ -250,6 +252,13 @@ def test_every_page_declares_a_permission_that_there_is(page: site.Page) -> None
 
 def test_only_the_way_in_is_open() -> None:
     assert {page.path for page in PAGES if page.permission is None} == {"/sign-in"}
+
+
+def test_the_document_lists_every_page() -> None:
+    said = set(re.findall(r"`(/ui/[^`]*)`", re.sub(r"{\w+}", "{}", DOCUMENT.read_text())))
+    paths = {"/ui" + re.sub(r"{[^}]+}", "{}", page.path) for page in PAGES if page.method == "GET"}
+    inside = {"/ui/sign-in", "/ui/graph/suggest", "/ui/graph/around.json", "/ui/graph/path.json"}
+    assert said == paths - inside
 
 
 @pytest.mark.parametrize("role", ROLES)

@@ -2,6 +2,8 @@
 
 import re
 from html import unescape
+from pathlib import Path
+from uuid import uuid4
 
 import httpx2
 import pytest
@@ -13,19 +15,23 @@ from kappa.app.web import drawings, files, ingest, site
 from kappa.app.web import site as pages
 from kappa.app.web.pages import POLICY, way_back
 from kappa.engine import Lane
+from kappa.graph import Graph
+from kappa.graph.store import ontologies, proposals
 from tests.app.conftest import KAPPA, Site
 from tests.app.patience import becomes
 from tests.app.worlds import populate
 
 PASSWORD = "correct horse battery"
 PAGES = list(site.pages())
+DOCUMENT = Path(__file__).parents[2] / "docs" / "web.md"
 SHOWN = [
     "/ui/", "/ui/jobs", "/ui/lanes", "/ui/lanes/system", "/ui/graph", "/ui/graph/path", "/ui/graph/polarity",
-    "/ui/graph/map", "/ui/graph/vocabulary", "/ui/ingest", "/ui/tools", "/ui/tools/new", "/ui/fleet", "/ui/people",
-    "/ui/people/platform_admin", "/ui/roles", "/ui/audit", "/ui/account",
+    "/ui/graph/map", "/ui/graph/vocabulary", "/ui/ontologies", "/ui/ingest", "/ui/tools", "/ui/tools/new", "/ui/fleet",
+    "/ui/people", "/ui/people/platform_admin", "/ui/roles", "/ui/audit", "/ui/account",
 ]  # fmt: skip
 SOMETHING = {
     "job_id": "4711", "token_id": "4711", "run_id": "4711", "name": "nobody", "doing": "drain", "concept": "nothing",
+    "proposal": "4711",
     "document": "00000000-0000-0000-0000-000000000000",
 }  # fmt: skip
 
@@ -248,6 +254,13 @@ def test_only_the_way_in_is_open() -> None:
     assert {page.path for page in PAGES if page.permission is None} == {"/sign-in"}
 
 
+def test_the_document_lists_every_page() -> None:
+    said = set(re.findall(r"`(/ui/[^`]*)`", re.sub(r"{\w+}", "{}", DOCUMENT.read_text())))
+    paths = {"/ui" + re.sub(r"{[^}]+}", "{}", page.path) for page in PAGES if page.method == "GET"}
+    inside = {"/ui/sign-in", "/ui/graph/suggest", "/ui/graph/around.json", "/ui/graph/path.json"}
+    assert said == paths - inside
+
+
 @pytest.mark.parametrize("role", ROLES)
 async def test_a_role_sees_the_pages_of_its_permissions_and_no_others(site: Site, role: str) -> None:
     browser = await visitor(site, role)
@@ -368,6 +381,28 @@ async def test_the_graph_is_drawn_from_what_a_walk_finds(site: Site, reader: Bro
     tied = {(edge["from"], edge["to"]) for edge in more["edges"]}
     assert (ids["Otter"], ids["River"]) in tied
     assert (ids["Whale"], ids["Sea"]) in tied
+
+
+async def test_a_proposal_is_decided_by_those_who_may(site: Site, admin: Browser, reader: Browser) -> None:
+    await populate(await site.client("contributor"))
+
+    def propose(graph: Graph) -> None:
+        with graph.transaction() as connection:
+            number = ontologies.get(connection, "zoology").number
+            proposals.add(connection, uuid4(), "rename", number, {"name": "animals"}, {"words": ["otter"]}, 0)
+
+    await site.services.graph.other(propose)
+    (one,) = await site.services.ontologies.proposals(None, 10)
+    assert "/ui/proposals/" not in (await reader.get("/ui/ontologies")).text
+    assert (await reader.post(f"/ui/proposals/{one.id}/approve")).status_code == 403
+    assert f"/ui/proposals/{one.id}/approve" in (await admin.get("/ui/ontologies")).text
+    assert (await admin.post(f"/ui/proposals/{one.id}/approve")).status_code == 303
+    assert (await site.services.ontologies.proposal(one.id)).state == "approved"
+    text = (await admin.get("/ui/ontologies")).text
+    assert f"/ui/proposals/{one.id}/execute" in text
+    assert f"/ui/proposals/{one.id}/approve" not in text
+    done = await admin.post(f"/ui/proposals/{one.id}/execute")
+    assert done.headers["location"].startswith("/ui/jobs/")
 
 
 async def test_files_are_read_before_anything_is_submitted(site: Site) -> None:

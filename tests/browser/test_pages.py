@@ -30,7 +30,7 @@ def every_page(town: Town) -> list[str]:
         "/ui/graph", "/ui/graph?q=river", f"/ui/graph/concepts/{otter}", "/ui/graph/path?from=Otter&to=Krill",
         "/ui/graph/polarity?positive=River&negative=Sea",
         f"/ui/graph/documents/{document['document']}?start={document['start']}&end={document['end']}",
-        "/ui/graph/map", "/ui/graph/vocabulary", "/ui/ingest",
+        "/ui/graph/map", "/ui/graph/vocabulary", "/ui/ontologies", "/ui/ingest",
         "/ui/tools", "/ui/tools/quick", "/ui/tools/new", "/ui/runs/1", "/ui/fleet", "/ui/people", "/ui/people/prepared",
         "/ui/roles", "/ui/audit", "/ui/account",
     ]  # fmt: skip

@@ -26,6 +26,7 @@ from kappa.app.web import (
     jobs,
     lanes,
     maps,
+    ontologies,
     people,
     sign_in,
     tools,
@@ -35,7 +36,7 @@ from kappa.app.web.rendering import Templates
 
 log = logging.getLogger(__name__)
 
-GROUPS = (sign_in, dashboard, jobs, lanes, tools, fleet, explorer, maps, ingest, people)
+GROUPS = (sign_in, dashboard, jobs, lanes, tools, fleet, explorer, maps, ontologies, ingest, people)
 KEPT = "public, max-age=31536000, immutable"
 
 

@@ -15,7 +15,7 @@ STYLE = (
     "@media (prefers-color-scheme:dark){svg{color:#e6edf3}}"
 )
 
-WIDTH, HEIGHT, EDGE, LEGEND = 960, 720, 24, 250
+WIDTH, HEIGHT, EDGE, LEGEND = 1000, 720, 24, 280
 LETTER = 6.6
 """Pixels, about."""
 MOST_LABELS = 60
@@ -110,7 +110,7 @@ def polarity(negative: str, positive: str, marks: Sequence[Mark], facts: str) ->
         _add(picture, "line", x1=_n(middle), x2=_n(x), y1=_n(y), y2=_n(y), stroke=colour)
         dot = _add(picture, "circle", cx=_n(x), cy=_n(y), r="5", fill=colour)
         ET.SubElement(dot, "title").text = _text(f"{one.label}: {one.position:+.2f}")
-        if one.grounding is not None:
+        if one.grounding:
             _say(picture, EDGE + name + plot + 10, y + 4, f"{one.grounding:+.2f}")
     more = f"; {len(marks) - len(shown)} more are not drawn" if len(marks) > len(shown) else ""
     _say(picture, EDGE, height - EDGE / 2, facts + more, dim=True)

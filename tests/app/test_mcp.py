@@ -29,6 +29,7 @@ TOOLS = {
     *("enqueue_job", "list_jobs", "show_job", "wait_for_job", "approve_job", "reject_job", "cancel_job"),
     *("retry_job", "prioritise_job"),
     *("search", "concept", "related", "path", "polarity", "ingest"),
+    *("ontologies", "proposals"),
 }
 
 

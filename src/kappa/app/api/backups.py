@@ -33,7 +33,7 @@ async def make(services: Uses, who: Who) -> StreamingResponse:
     "/restore",
     Permission.GRAPH_MANAGE,
     status_code=201,
-    streamed_body={"required": True, "content": {"application/gzip": BINARY}},
+    streamed_body={"required": True, "content": {"application/octet-stream": BINARY}},
 )
 async def restore(
     services: Uses,

@@ -86,7 +86,7 @@ def restore(
     with remote.open_client(configured) as client:
         answer = client.post(
             "/restore", params={"mode": mode.value}, content=backup.pieces_of(file),
-            headers={"Content-Type": "application/gzip"}, timeout=httpx2.Timeout(600, connect=5.0),
+            headers={"Content-Type": "application/octet-stream"}, timeout=httpx2.Timeout(600, connect=5.0),
         )  # fmt: skip
         made = remote.read(EnqueuedJob, remote.check(answer).content)
     if not wait:

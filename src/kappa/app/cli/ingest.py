@@ -135,8 +135,15 @@ def worded(estimate: EstimateView) -> str:
     ]  # fmt: skip
     if estimate.ocr_pages:
         parts.append(f"{_count(estimate.ocr_pages, 'page')} to read by OCR")
-    price = "price not known" if estimate.price is None else f"${estimate.price:,.2f}" if estimate.price else "free"
-    return f"{', '.join(parts)}; {price}"
+    return f"{', '.join(parts)}; {_price(estimate.price)}"
+
+
+def _price(dollars: Decimal | None) -> str:
+    if dollars is None:
+        return "price not known"
+    if not dollars:
+        return "free"
+    return "less than $0.01" if dollars < Decimal("0.01") else f"about ${dollars:,.2f}"
 
 
 def _wants(report: Report) -> bool:

@@ -75,7 +75,8 @@ class _Asking:
         types: defaultdict[tuple[UUID, UUID], set[str]] = defaultdict(set)
         for one in drawn.relations:
             types[one.from_id, one.to_id].add(one.type)
-        for (start, end), said in types.items():
+        for start, end in sorted(types, key=lambda ends: [names[one].label.casefold() for one in ends]):
+            said = types[start, end]
             for kind in sorted(said):
                 if NOT + kind in said:
                     self._two_sides(names[start], kind, names[end])

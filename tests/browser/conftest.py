@@ -71,13 +71,14 @@ def town(server: Server, template: str, tmp_path_factory: pytest.TempPathFactory
         server.drop(url)
 
 
-@pytest.fixture(scope="session")
+# While it is open an event loop runs in this thread; no test of another module may find it there.
+@pytest.fixture(scope="module")
 def playwright() -> Iterator[Playwright]:
     with sync_playwright() as running:
         yield running
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def chromium(playwright: Playwright) -> Iterator[Browser]:
     program = require_program("chromium")
     running = playwright.chromium.launch(executable_path=program, args=FLAGS)

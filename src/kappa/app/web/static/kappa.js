@@ -21,8 +21,10 @@ document.addEventListener("htmx:beforeSwap", (event) => {
 });
 
 document.addEventListener("DOMContentLoaded", () => {
-  const here = document.querySelector(".top nav [aria-current]"), row = here && here.closest("ul");
-  if (row) row.scrollLeft = here.offsetLeft - row.offsetLeft - (row.clientWidth - here.clientWidth) / 2;
+  for (const here of document.querySelectorAll("nav li [aria-current]")) {
+    const row = here.closest("ul");
+    row.scrollLeft = here.offsetLeft - row.offsetLeft - (row.clientWidth - here.clientWidth) / 2;
+  }
   for (const form of document.querySelectorAll("[data-drop]")) {
     const zone = form.querySelector(".drop"), input = form.querySelector("input[type=file]"), said = form.querySelector("[data-dropped]");
     const tell = () => { said.textContent = [...input.files].map((file) => file.name).join(", "); };

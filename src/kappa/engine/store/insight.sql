@@ -18,9 +18,11 @@ SELECT at, event, attempt, owner, detail FROM kappa.job_events WHERE job_id = %(
 
 -- name: relatives
 -- Children first to last, and the jobs that are retries of it.
-(SELECT id, kind, state::text, 'child' FROM kappa.all_jobs WHERE parent_id = %(id)s::bigint ORDER BY id LIMIT 200)
-UNION ALL
-(SELECT id, kind, state::text, 'retry' FROM kappa.jobs WHERE retry_of = %(id)s::bigint ORDER BY id LIMIT 20);
+SELECT * FROM (
+    (SELECT id, kind, state::text, 'child' FROM kappa.all_jobs WHERE parent_id = %(id)s::bigint ORDER BY id LIMIT 200)
+    UNION ALL
+    (SELECT id, kind, state::text, 'retry' FROM kappa.jobs WHERE retry_of = %(id)s::bigint ORDER BY id LIMIT 20)
+) AS relatives;
 
 -- name: forget_events
 DELETE FROM kappa.job_events AS e WHERE NOT EXISTS (SELECT FROM kappa.all_jobs AS j WHERE j.id = e.job_id);

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from psycopg import sql
 
 import kappa
+from kappa.graph.backup import catalog, staging
 from kappa.pg.errors import QueryNotFound
 from kappa.pg.queries import Queries, Query, load
 
@@ -23,6 +25,15 @@ def every_query() -> list[Query]:
     files = sorted(Path(kappa.__path__[0]).rglob("*.sql"))
     ours = [path for path in files if path.parent.name != "migrations" and path.name != "age.sql"]
     return [query for path in ours for query in load(path).values()]
+
+
+def make_tables_of_the_transaction(query: Query, connection: psycopg.Connection[tuple[object, ...]]) -> None:
+    """Those that the statements of its file work on."""
+    for table in catalog.read(connection).values():
+        connection.execute(staging.MAKE.format(table.staged_name, table.here, sql.SQL("DROP")))
+    for block in load(query.source).values():
+        if block.text.upper().find("CREATE TEMPORARY TABLE") >= 0:
+            connection.execute(block.sql)
 
 
 def test_a_block_ends_where_the_next_begins_and_loses_its_semicolon() -> None:
@@ -65,7 +76,10 @@ def test_every_named_statement_is_valid_on_the_migrated_schema(
     body = [line for line in query.numbered().splitlines() if not line.lstrip().startswith("--")]
     statement = "\n".join(body).strip()
     if statement.upper().startswith(STATEMENTS_THAT_PREPARE_TAKES):
-        connection.execute(f"PREPARE checked AS {statement}".encode())
+        with connection.transaction(force_rollback=True):
+            if "pg_temp." in statement:
+                make_tables_of_the_transaction(query, connection)
+            connection.execute(f"PREPARE checked AS {statement}".encode())
     else:
         # DDL can't be prepared: it is parsed by running it where it is undone.
         assert not query.parameters
@@ -83,9 +97,10 @@ def test_every_block_is_bound_to_a_constant_of_its_module() -> None:
     for module in pkgutil.walk_packages(kappa.__path__, "kappa."):
         if module.name.endswith("__main__"):
             continue
-        for value in vars(importlib.import_module(module.name)).values():
-            if isinstance(value, Query):
-                bound.add((value.source, value.name))
+        for constant in vars(importlib.import_module(module.name)).values():
+            for value in constant if isinstance(constant, tuple) else (constant,):
+                if isinstance(value, Query):
+                    bound.add((value.source, value.name))
     unused = [
         f"{query.source.name}: {query.name}" for query in every_query() if (query.source, query.name) not in bound
     ]

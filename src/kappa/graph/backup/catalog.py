@@ -41,6 +41,8 @@ LEFT_OUT: dict[str, str] = {
     "epochs": "the clock of a database goes on, whatever is restored",
     "changes": "the log of that clock",
     "measured": "up to which time of that clock something was measured",
+    "uploads": "files on their way in, which are kept for a day",
+    "chunk_plan": "how far an ingestion is; all that it wrote is in the tables that are kept",
     "incoming_concepts": "empty between two bulk loads",
     "incoming_relations": "empty between two bulk loads",
 }

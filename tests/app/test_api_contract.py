@@ -52,7 +52,11 @@ GRAPH = (
     "INSERT INTO kappa_graph.concepts (key, ontology_id, label, embedding, embedding_model) VALUES"
     f" ('{concept_key(ONTOLOGY, 'checks')}', 1, 'checks', '{{1,0}}', 'spare'),"
     f" ('{concept_key(ONTOLOGY, 'spare')}', 1, 'spare', '{{0,1}}', 'spare')",
-    "INSERT INTO kappa_graph.relation_types (name) VALUES ('self_test')",
+    "INSERT INTO kappa_graph.relation_types (name) VALUES ('self_test'), ('spare'), ('checks')",
+    "INSERT INTO kappa_graph.relation_types (name, active, merged_into) VALUES ('gone', false, 1)",
+    "INSERT INTO kappa_graph.type_merges (merged, survivor, moved, followers) VALUES (4, 1, '{}', '{}')",
+    "INSERT INTO kappa_graph.artifacts (key, kind, as_of_epoch, content, bytes, media_type)"
+    f" VALUES ('{ONTOLOGY}', 'projection', 0, '{{}}', '<svg/>', 'image/svg+xml') ON CONFLICT DO NOTHING",
     "INSERT INTO kappa_graph.relations (from_id, to_id, type_id) VALUES (1, 2, 1)",
     "UPDATE kappa_graph.graph_settings SET workers = NULL, timeout = NULL",
     "INSERT INTO kappa_graph.proposals (key, kind, ontology_id, body, as_of_epoch, state, decided_by, decided_at,"
@@ -261,6 +265,11 @@ def test_every_operation_answers_as_documented(live: Live, operation: APIOperati
         ("POST", "/graph/proposals/{proposal_id}/reject", {"proposal_id": 1}, None),
         ("POST", "/graph/proposals/{proposal_id}/execute", {"proposal_id": 2}, None),
         ("POST", "/graph/proposals/{proposal_id}/undo", {"proposal_id": 3}, None),
+        ("POST", "/graph/vocabulary/merges", {}, {"merged": "spare", "survivor": "checks"}),
+        ("POST", "/graph/vocabulary/merges/{merge_id}/undo", {"merge_id": 1}, None),
+        ("GET", "/artifacts/{artifact_id}", {"artifact_id": str(ONTOLOGY)}, None),
+        ("GET", "/artifacts/{artifact_id}/content", {"artifact_id": str(ONTOLOGY)}, None),
+        ("GET", "/artifacts/{artifact_id}/data", {"artifact_id": str(ONTOLOGY)}, None),
         ("POST", "/graph/concepts", {}, {"ontology": "checks", "concepts": [{"label": "new"}]}),
         (
             *("POST", "/graph/relations", {}),

@@ -133,30 +133,38 @@ BODIES: dict[str, bytes] = {
     "deep list": b'{"kind": "self_test", "payload": ' + b"[" * DEEP + b"]" * DEEP + b"}",
     "deep object": b'{"kind": "self_test", "payload": ' + b'{"a":' * DEEP + b"1" + b"}" * DEEP + b"}",
     "rather deep list": b'{"kind": "self_test", "payload": ' + b"[" * 600 + b"]" * 600 + b"}",
-    "deep untyped": b'{"kind": "ingestion", "payload": ' + b"[" * 900 + b"]" * 900 + b"}",
-    "rather deep untyped": b'{"kind": "ingestion", "payload": ' + b"[" * 300 + b"]" * 300 + b"}",
-    "nul in the payload": b'{"kind": "ingestion", "payload": "a\\u0000b"}',
-    "nul in a key": b'{"kind": "ingestion", "payload": {"a\\u0000": 1}}',
+    "deep untyped": b'{"kind": "unhandled", "payload": ' + b"[" * 900 + b"]" * 900 + b"}",
+    "rather deep untyped": b'{"kind": "unhandled", "payload": ' + b"[" * 300 + b"]" * 300 + b"}",
+    "nul in the payload": b'{"kind": "unhandled", "payload": "a\\u0000b"}',
+    "nul in a key": b'{"kind": "unhandled", "payload": {"a\\u0000": 1}}',
     "nul in the kind": b'{"kind": "self\\u0000test"}',
-    "lone surrogate in the payload": b'{"kind": "ingestion", "payload": "\\ud800"}',
-    "lone surrogate in a key of the payload": b'{"kind": "ingestion", "payload": {"\\udfff": 1}}',
+    "lone surrogate in the payload": b'{"kind": "unhandled", "payload": "\\ud800"}',
+    "lone surrogate in a key of the payload": b'{"kind": "unhandled", "payload": {"\\udfff": 1}}',
     "lone surrogate in the kind": b'{"kind": "\\ud800"}',
     "lone surrogate in the dedup key": b'{"kind": "self_test", "dedup_key": "\\ud800"}',
     "lone surrogate as a field": b'{"kind": "self_test", "\\ud800": 1}',
     "nul as a field": b'{"kind": "self_test", "\\u0000": 1}',
-    "huge int in the payload": b'{"kind": "ingestion", "payload": ' + b"9" * 4000 + b"}",
-    "endless int in the payload": b'{"kind": "ingestion", "payload": ' + b"9" * 5000 + b"}",
+    "huge int in the payload": b'{"kind": "unhandled", "payload": ' + b"9" * 4000 + b"}",
+    "endless int in the payload": b'{"kind": "unhandled", "payload": ' + b"9" * 5000 + b"}",
     "huge int as priority": b'{"kind": "self_test", "priority": ' + b"9" * 4000 + b"}",
     "huge int as delay": b'{"kind": "self_test", "delay": ' + b"9" * 400 + b"}",
     "huge int as time": b'{"kind": "self_test", "at": ' + b"9" * 400 + b"}",
-    "huge float": b'{"kind": "ingestion", "payload": 1e999}',
-    "not a number": b'{"kind": "ingestion", "payload": NaN}',
+    "huge float": b'{"kind": "unhandled", "payload": 1e999}',
+    "not a number": b'{"kind": "unhandled", "payload": NaN}',
     "not a number as delay": b'{"kind": "self_test", "delay": NaN}',
     "infinite delay": b'{"kind": "self_test", "delay": Infinity}',
-    "the same field twice": b'{"kind": "self_test", "kind": "ingestion"}',
+    "the same field twice": b'{"kind": "self_test", "kind": "unhandled"}',
 }
 
 
+@pytest.fixture
+async def anything(site: Site) -> None:
+    """A lane for a kind without a handler, which takes whatever is JSON."""
+    async with site.services.auth.connection(who="test") as connection:
+        await connection.execute("INSERT INTO kappa.lanes (name, kinds) VALUES ('spare', '{unhandled}')")
+
+
+@pytest.mark.usefixtures("anything")
 @pytest.mark.parametrize("name", BODIES)
 async def test_an_odd_body_is_taken_or_refused_but_never_a_failure(operator: httpx2.AsyncClient, name: str) -> None:
     answer = await operator.post("/jobs", content=BODIES[name], headers={"Content-Type": "application/json"})
@@ -221,7 +229,7 @@ async def test_a_fault_never_repeats_what_was_sent(operator: httpx2.AsyncClient)
 
 
 def job_of(size: int) -> bytes:
-    frame = b'{"kind": "ingestion", "payload": ""}'
+    frame = b'{"kind": "unhandled", "payload": ""}'
     return frame[:-2] + b"x" * (size - len(frame)) + frame[-2:]
 
 
@@ -230,6 +238,7 @@ async def in_pieces(body: bytes) -> AsyncIterator[bytes]:
         yield body[start : start + 65536]
 
 
+@pytest.mark.usefixtures("anything")
 @pytest.mark.parametrize("chunked", [False, True])
 async def test_a_body_over_the_limit_is_refused_and_one_at_it_is_taken(
     site: Site, operator: httpx2.AsyncClient, chunked: bool

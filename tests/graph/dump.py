@@ -32,7 +32,7 @@ QUERIES = {
           JOIN labels AS c ON c.id = o.concept_id JOIN places AS place ON place.id = o.source_id""",
     "relations": """
         SELECT f.said AS start, t.said AS goal, y.name AS type, o.confidence, o.category,
-               coalesce((SELECT p.said FROM places AS p WHERE 'source ' || p.id = o.provenance), o.provenance) AS by,
+               coalesce((SELECT p.said FROM places AS p WHERE 'source ' || p.key = o.provenance), o.provenance) AS by,
                ARRAY(SELECT p.said FROM kappa_graph.relation_sources AS r JOIN places AS p ON p.id = r.source_id
                       WHERE r.relation_id = o.id ORDER BY 1) AS sources
           FROM kappa_graph.relations AS o
@@ -58,8 +58,8 @@ def dump(url: str, *, ids: bool = True) -> Lines:
             text = query.replace("SELECT", "SELECT o.key AS id,", 1) if keys else query
             with_names = f"""
                 WITH places AS (
-                    SELECT s.id, concat_ws('/', n.name, encode(d.content_hash, 'hex'), s.start_offset, s.end_offset)
-                           AS said
+                    SELECT s.id, s.key,
+                           concat_ws('/', n.name, encode(d.content_hash, 'hex'), s.start_offset, s.end_offset) AS said
                       FROM kappa_graph.sources AS s JOIN kappa_graph.documents AS d ON d.id = s.document_id
                       JOIN kappa_graph.ontologies AS n ON n.id = d.ontology_id
                 ), labels AS (

@@ -134,12 +134,10 @@ SELECT c.here_id, o.here_id, s.quote, s.start_offset, s.end_offset, s.created_at
 ON CONFLICT DO NOTHING;
 
 -- name: place_relations
--- Where they were written by a chunk, their provenance names its source by number.
-UPDATE pg_temp.staged_relations AS s
-   SET provenance = coalesce('source ' || o.here_id, s.provenance)
-  FROM pg_temp.staged_relations AS r
-  LEFT JOIN pg_temp.staged_sources AS o ON o.id = substring(r.provenance FROM '^source ([0-9]{1,18})$')::bigint
- WHERE s.id = r.id AND o.here_id IS NOT NULL;
+-- Where they were written by a chunk, their provenance names its source.
+UPDATE pg_temp.staged_relations AS s SET provenance = 'source ' || o.here_key
+  FROM pg_temp.staged_sources AS o
+ WHERE s.provenance = 'source ' || o.key AND o.here_key <> o.key;
 
 -- name: enter_relations
 -- Of two words on one relation: the file's by `keep_ids`, the more certain one by `merge`.

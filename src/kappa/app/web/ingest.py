@@ -75,15 +75,17 @@ async def submit(visit: Visit) -> Response:
 
 
 async def _upload(visit: Visit, sent: UploadFile) -> Uploaded:
-    with tempfile.TemporaryDirectory(prefix="kappa-upload-") as place:
-        path = Path(place) / "file"
-        await run_sync(_spool, sent.file, path)
+    path = await run_sync(_spool, sent.file)
+    try:
         return await visit.services.ingestions.upload(visit.who, sent.filename or "", path)
+    finally:
+        await run_sync(path.unlink)
 
 
-def _spool(source: IO[Any], path: Path) -> None:
-    with path.open("wb") as kept:
+def _spool(source: IO[Any]) -> Path:
+    with tempfile.NamedTemporaryFile(prefix="kappa-upload-", delete=False) as kept:
         shutil.copyfileobj(source, kept, 1 << 20)
+        return Path(kept.name)
 
 
 async def _form(visit: Visit, refused: list[str] | None = None) -> Response:

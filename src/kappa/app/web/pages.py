@@ -180,13 +180,9 @@ async def visited(request: Request, services: Services, templates: Templates, pa
     session = await services.credentials.by_cookie(cookie)
     form = FormData()
     if request.method not in SAFE:
-        given = request.headers.get(CSRF)
-        if given is None:
-            form = await request.form(max_files=100, max_fields=1000)
-            field = form.get("csrf_token")
-            given = field if isinstance(field, str) else None
-        else:
-            form = await request.form(max_files=100, max_fields=1000)
+        form = await request.form(max_files=100, max_fields=1000)
+        field = form.get("csrf_token")
+        given = request.headers.get(CSRF) or (field if isinstance(field, str) else None)
         await services.credentials.csrf_fits(session, given)
     session.who.require(page.permission)
     who = with_request(session.who, request.scope["kappa.request_id"])

@@ -31,6 +31,9 @@ class Templates:
         self._environment.filters.update(filters)
         said: dict[str, Any] = self._environment.globals
         said.update(file=partial(files.address, known), P=Permission, JobState=JobState, draw=drawings)
+        # All of them now: later, a page would wait for the disk where nobody may.
+        for name in self._environment.list_templates():
+            self._environment.get_template(name)
 
     def render(self, template: str, /, **context: Any) -> str:
         return self._environment.get_template(template).render(**context)

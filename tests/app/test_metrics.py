@@ -207,8 +207,11 @@ async def _attempt(site: Site, job: int) -> bool:
 
 
 async def test_promotions_and_schedules_are_counted(site: Site, engine: Engine, operator: httpx2.AsyncClient) -> None:
-    await site.services.client.enqueue("quick", delay=HOUR)
-    await site.services.client.put_schedule(Schedule("often", "* * * * *", "quick"))
+    client = site.services.client
+    for kappas in await client.schedules():
+        await client.drop_schedule(kappas.name)
+    await client.enqueue("quick", delay=HOUR)
+    await client.put_schedule(Schedule("often", "* * * * *", "quick"))
     await maintain(engine)
     before = await scraped(operator)
     assert (value(before, "kappa_jobs_promoted_total"), value(before, "kappa_schedules_fired_total")) == (0, 0)

@@ -8,12 +8,12 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import httpx2
 import typer
 
 from kappa.app import remote, settings
 from kappa.app.cli import documents, ingest_progress, progress, show, tour
 from kappa.app.cli.ingest import live_jobs, submit, worded
+from kappa.app.home import token_file
 from kappa.app.settings import LogLevel, Settings
 from kappa.engine import JobState
 from kappa.pg import KappaError
@@ -108,11 +108,15 @@ class _Guide(threading.Thread):
         home = self._settings.home.expanduser()
         show.line(f"\nAll of it took {self._passed():.0f} s.")
         if self._keep:
-            show.line(f"The server stays up, until ctrl-C: {_page(url)}")
+            show.line(
+                f"The server stays up, until ctrl-C. Its pages: {url}/ (sign in with the token in {token_file(home)})"
+            )
             show.line(f"In another terminal: export KAPPA_HOME={home}; kg concept show caffeine; kg search 'lie awake'")
         else:
-            show.line("`kg demo --keep` leaves the server up, to look around; `kg up` and `kg ingest PATH` do the same")
-            show.line("with documents of yours.")
+            show.line(
+                f"`make demo KEEP=1` leaves the server up, and its pages at {url}/; `kg up` and `kg ingest PATH` do the"
+            )
+            show.line("same with documents of yours.")
 
     def _ingest(self, server: remote.Server) -> None:
         missed: list[documents.Missed] = []
@@ -141,9 +145,3 @@ class _Guide(threading.Thread):
 
     def _passed(self) -> float:
         return time.monotonic() - self._begun
-
-
-def _page(url: str) -> str:
-    """Where to look: at the page, if this server has one."""
-    with httpx2.Client(trust_env=False) as client:
-        return f"{url}/" if client.get(f"{url}/").is_success else f"{url}, described by {url}/openapi.json"

@@ -13,11 +13,12 @@ import pytest
 from kappa.app import wiring
 from kappa.app.settings import Settings
 from kappa.engine import Client, Engine, JobState, WorkerConfig
-from kappa.engine.testing import drain
+from kappa.engine.testing import Heard, drain, working
 from kappa.engine.tools import ArtifactStore, artifacts_of
 from kappa.pg import Database
 from kappa.pg.queries import Row
 from tests.app.restoring import DoomedWorker
+from tests.app.test_kinds import Interrupted
 
 Session = psycopg.Connection[Row]
 
@@ -160,3 +161,29 @@ def test_kills_leave_no_row_without_bytes_and_no_bytes_that_nobody_knows(
     assert shelf.files == shelf.rows
     assert shelf.notes == set()
     assert not list(shelf.store.aside("x").parent.glob("*"))
+
+
+async def test_a_cancel_in_the_middle_leaves_whole_artifacts_and_the_next_run_does_the_rest(
+    engine: Engine, connection: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connection.execute(
+        "INSERT INTO kappa_graph.artifacts (key, kind, as_of_epoch, content, bytes, expires_at)"
+        " SELECT gen_random_uuid(), 'polarity', 0, '{}', '<svg/>', now() - interval '1 day' FROM generate_series(1,250)"
+    )
+    left = "SELECT count(*) FROM kappa_graph.artifacts WHERE content IS NOT NULL AND bytes IS NOT NULL"
+    with monkeypatch.context() as patched:
+        interrupted = Interrupted(engine, patched, 2)
+        async with engine.async_client() as client, working(engine):
+            made = await client.enqueue("artifact_cleanup", {})
+            heard = Heard(engine)
+            async with asyncio.timeout(30):
+                await interrupted.reached.wait()
+            await client.cancel(made.id, "enough")
+            await heard.until("settled", job=made.id)
+            assert (await client.show(made.id)).state is JobState.CANCELLED
+    assert connection.execute(left).fetchone() == (50,)  # two batches of a hundred had gone
+    async with engine.async_client() as client:
+        again = await client.enqueue("artifact_cleanup", {})
+        await drain(engine)
+        assert (await client.show(again.id)).state is JobState.SUCCEEDED
+    assert connection.execute(left).fetchone() == (0,)

@@ -135,6 +135,29 @@ async def test_a_cancel_in_the_middle_leaves_a_graph_that_is_whole(
     _is_whole(connection, whole)
 
 
+async def test_a_cancel_of_an_embedding_leaves_what_is_done_and_the_next_run_does_the_rest(
+    engine: Engine, graph: Graph, connection: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    models = "SELECT embedding_model, count(*) FROM kappa_graph.concepts GROUP BY 1 ORDER BY 1"
+    before, whole = dict(connection.execute(models).fetchall()), edges(connection)
+    with monkeypatch.context() as patched:
+        interrupted = Interrupted(engine, patched, 3)
+        async with engine.async_client() as client, working(engine):
+            made = await client.enqueue("source_embedding", {"batch": 2})
+            heard = Heard(engine)
+            async with asyncio.timeout(30):
+                await interrupted.reached.wait()
+            await client.cancel(made.id, "enough")
+            await heard.until("settled", job=made.id)
+            assert (await client.show(made.id)).state is JobState.CANCELLED
+    halfway = dict(connection.execute(models).fetchall())
+    assert halfway.keys() == {"m", Made().model}
+    assert sum(halfway.values()) == before["m"]
+    assert (await run(engine, "source_embedding")).state is JobState.SUCCEEDED
+    assert dict(connection.execute(models).fetchall()) == {Made().model: before["m"]}
+    assert edges(connection) == whole
+
+
 def _is_whole(connection: Session, before: dict[Any, Any]) -> None:
     """Every edge is there, under its type or the one that it was merged into, which is a live one."""
     leads = dict(connection.execute(

@@ -231,7 +231,8 @@ async def test_schedules_are_made_once_and_stay_as_people_leave_them(engine: Eng
         await maintain(engine, only=lambda name: name == "cron")
         await maintain(engine, later=timedelta(days=1, minutes=1), only=lambda name: name == "cron")
         jobs = await client.list_jobs()
-        assert {one.kind for one in jobs} == {"epistemic_remeasurement", "projection"}
+        due = {"epistemic_remeasurement", "projection", "ontology_annealing", "artifact_cleanup"}
+        assert {one.kind for one in jobs} == due
 
 
 async def test_a_polarity_is_kept_with_its_picture(engine: Engine, graph: Graph) -> None:

@@ -50,9 +50,10 @@ def make(
 ) -> None:
     """Write the whole graph to a file, while work goes on.
 
-    Of the server that KAPPA_SERVER names, or of the database of the settings, which needs no server.
+    Of the server that KAPPA_SERVER names, or of the database of the settings, which needs no server. `kg backup FILE`
+    is the same.
 
-    Example: kg backup graph.kappa
+    Example: kg backup make graph.kappa
     """
     if file.exists() and not force:
         raise values.BadInput(f"{file} is there already: --force writes over it")
@@ -64,7 +65,10 @@ def make(
 
 @app.command()
 def verify(file: File, as_json: show.AsJson = False) -> None:
-    """Say whether a file is a whole backup, and what is in it."""
+    """Say whether a file is a whole backup, and what is in it.
+
+    Example: kg backup verify graph.kappa
+    """
     header, manifest = backup.verify(backup.pieces_of(file))
     _tell(file, file.stat().st_size, header, manifest, as_json)
 

@@ -23,7 +23,10 @@ Waits = Annotated[bool, typer.Option("--wait/--no-wait", help="Stay until the jo
 
 @ontology_app.command(name="list")
 def list_ontologies(as_json: show.AsJson = False) -> None:
-    """List the ontologies, and how much is in each."""
+    """List the ontologies, and how much is in each.
+
+    Example: kg ontology list
+    """
     with remote.open_server(settings.load()) as server:
         found = server.get("/graph/masses", list[OntologyDetail])
     if as_json:
@@ -38,7 +41,10 @@ def list_ontologies(as_json: show.AsJson = False) -> None:
 
 @ontology_app.command(name="show")
 def show_ontology(name: Name, as_json: show.AsJson = False) -> None:
-    """Show one."""
+    """Show an ontology, and how much is in it.
+
+    Example: kg ontology show 'coffee and sleep'
+    """
     with remote.open_server(settings.load()) as server:
         found = server.get(f"/graph/ontologies/{remote.segment(name)}", OntologyDetail)
     if as_json:
@@ -53,7 +59,10 @@ def rename(
     new_name: Annotated[str, typer.Argument(metavar="NEW", help="Its new name.", show_default=False)],
     as_json: show.AsJson = False,
 ) -> None:
-    """Give an ontology another name. Its concepts keep their ids."""
+    """Give an ontology another name. Its concepts keep their ids.
+
+    Example: kg ontology rename coffee 'coffee and sleep'
+    """
     with remote.open_server(settings.load()) as server:
         done = server.patch(f"/graph/ontologies/{remote.segment(name)}", OntologyDetail, {"name": new_name})
     if as_json:
@@ -68,7 +77,10 @@ def delete(
     yes: Annotated[bool, typer.Option("--yes", help="Don't ask.")] = False,
     as_json: show.AsJson = False,
 ) -> None:
-    """Delete an ontology with its documents and concepts, for good."""
+    """Delete an ontology with its documents and concepts, for good.
+
+    Example: kg ontology delete coffee --yes
+    """
     with remote.open_server(settings.load()) as server:
         path = f"/graph/ontologies/{remote.segment(name)}"
         found = server.get(path, OntologyDetail)
@@ -87,7 +99,10 @@ def delete(
 
 @ontology_app.command()
 def anneal(wait: Waits = True, as_json: show.AsJson = False) -> None:
-    """Have all ontologies looked at; what should be changed becomes a proposal."""
+    """Have all ontologies looked at; what should be changed becomes a proposal.
+
+    Example: kg ontology anneal
+    """
     _job("/graph/annealing", wait=wait, as_json=as_json)
 
 
@@ -97,7 +112,10 @@ def list_proposals(
     limit: Annotated[int, typer.Option(min=1, max=1000, help="So many at most.")] = 100,
     as_json: show.AsJson = False,
 ) -> None:
-    """List proposals, the newest first."""
+    """List proposals, the newest first.
+
+    Example: kg proposal list --state pending
+    """
     with remote.open_server(settings.load()) as server:
         found = server.get("/graph/proposals", list[ProposalView], {"state": state, "limit": limit})
     if as_json:
@@ -111,7 +129,10 @@ def list_proposals(
 
 @proposal_app.command(name="show")
 def show_proposal(number: Number, as_json: show.AsJson = False) -> None:
-    """Show a proposal, and what speaks for it."""
+    """Show a proposal, and what speaks for it.
+
+    Example: kg proposal show 7
+    """
     with remote.open_server(settings.load()) as server:
         found = server.get(f"/graph/proposals/{number}", ProposalView)
     if as_json:
@@ -123,25 +144,37 @@ def show_proposal(number: Number, as_json: show.AsJson = False) -> None:
 
 @proposal_app.command()
 def approve(number: Number, as_json: show.AsJson = False) -> None:
-    """Say yes to a proposal; `kg proposal execute` has it carried out."""
+    """Say yes to a proposal; `kg proposal execute` has it carried out.
+
+    Example: kg proposal approve 7
+    """
     _decide(number, "approve", as_json)
 
 
 @proposal_app.command()
 def reject(number: Number, as_json: show.AsJson = False) -> None:
-    """Say no, for good."""
+    """Say no, for good.
+
+    Example: kg proposal reject 7
+    """
     _decide(number, "reject", as_json)
 
 
 @proposal_app.command()
 def execute(number: Number, wait: Waits = True, as_json: show.AsJson = False) -> None:
-    """Have an approved proposal carried out."""
+    """Have an approved proposal carried out.
+
+    Example: kg proposal execute 7
+    """
     _job(f"/graph/proposals/{number}/execute", wait=wait, as_json=as_json)
 
 
 @proposal_app.command()
 def undo(number: Number, wait: Waits = True, as_json: show.AsJson = False) -> None:
-    """Have what was carried out undone."""
+    """Have what was carried out undone.
+
+    Example: kg proposal undo 7
+    """
     _job(f"/graph/proposals/{number}/undo", wait=wait, as_json=as_json)
 
 

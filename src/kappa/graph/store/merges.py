@@ -11,6 +11,7 @@ from kappa.pg import queries
 from kappa.pg.queries import Row
 
 sql = queries.beside(__file__)
+HOLD_ALONE = sql["hold_alone"]
 LOCK_TYPES = sql["lock_types"]
 READ_TYPES = sql["read_types"]
 RETIRE = sql["retire"]
@@ -54,6 +55,7 @@ class Standing(NamedTuple):
 
 def lock_types(connection: Connection[Row], names: Sequence[str]) -> dict[str, Locked]:
     asked = [kept(name) for name in names]
+    connection.execute(HOLD_ALONE.sql)
     connection.execute(LOCK_TYPES.sql, {"names": asked, "numbers": []})
     # A second statement: the first one saw them as they were before it waited.
     return {row[0]: Locked(*row[1:]) for row in connection.execute(READ_TYPES.sql, {"names": asked})}
@@ -80,6 +82,7 @@ def merge(connection: Connection[Row], merged: int, survivor: int, similarity: f
 
 
 def lock_merge(connection: Connection[Row], number: int) -> Standing | None:
+    connection.execute(HOLD_ALONE.sql)
     row = connection.execute(LOCK_MERGE.sql, {"merge": number}).fetchone()
     return Standing(*row) if row else None
 

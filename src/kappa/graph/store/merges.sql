@@ -1,5 +1,9 @@
+-- name: hold_alone
+-- Waits for all who write relations, and keeps them waiting: which types there are is not to change under them.
+SELECT pg_advisory_xact_lock(440631783, 0);
+
 -- name: lock_types
--- In the order of their names, against whoever writes relations of them: those hold them by `find`.
+-- In the order of their names.
 SELECT t.id FROM kappa_graph.relation_types AS t
  WHERE t.name = ANY (%(names)s::text[]) OR t.id = ANY (%(numbers)s::int[]) ORDER BY t.name FOR UPDATE;
 

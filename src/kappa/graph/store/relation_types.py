@@ -13,6 +13,7 @@ from kappa.pg.queries import Row
 sql = queries.beside(__file__)
 ENSURE = sql["ensure"]
 FIND = sql["find"]
+HOLD = sql["hold"]
 FIND_ALL = sql["find_all"]
 
 
@@ -24,19 +25,15 @@ def ensure(connection: Connection[Row], categories: Mapping[str, str]) -> dict[s
     if not all(names.values()):
         raise BadWrite("a relation needs a type")
     params = {"names": list(names.values()), "categories": [kept(category) for category in categories.values()]}
+    connection.execute(HOLD.sql)  # before any row: who merges holds it alone, and then waits for rows
     connection.execute(ENSURE.sql, params)
     found = find(connection, list(names.values()))
     return {name: found[clean] for name, clean in names.items()}
 
 
 def find(connection: Connection[Row], names: Sequence[str]) -> dict[str, int]:
-    """The number of each, all of which are there, which stays what it is until the transaction ends."""
-    wanted = {kept(name) for name in names}
-    while True:
-        found = connection.execute(FIND.sql, {"names": sorted(wanted)}).fetchall()
-        # One that was merged while it was waited for is missing, or led on: now it is known where to.
-        if len(found) == len(wanted) and all(stands for _, _, stands in found):
-            return {name: number for name, number, _ in found}
+    """The number of each, all of which are there, which stays what it is while they are held."""
+    return dict(connection.execute(FIND.sql, {"names": [kept(name) for name in names]}).fetchall())
 
 
 def find_all(connection: Connection[Row]) -> list[RelationType]:

@@ -7,12 +7,14 @@ SELECT n.name, n.category
  ORDER BY n.name
 ON CONFLICT (name) DO NOTHING;
 
+-- name: hold
+-- Nothing is merged and no merge is undone until the transaction ends. Writers hold it together.
+SELECT pg_advisory_xact_lock_shared(440631783, 0);
+
 -- name: find
--- The type of each name, or what it was merged into, and whether that still stands. Both are held until the transaction
--- ends, as a relation's reference to them will be: a merge waits for who holds them, and who waits for a merge sees it.
-SELECT t.name, coalesce(e.merged_into, e.id), e.merged_into IS NULL
-  FROM kappa_graph.relation_types AS t JOIN kappa_graph.relation_types AS e ON e.id = coalesce(t.merged_into, t.id)
- WHERE t.name = ANY (%(names)s::text[]) ORDER BY e.name, t.name FOR KEY SHARE;
+-- The type of each name, or what it was merged into.
+SELECT t.name, coalesce(t.merged_into, t.id) FROM kappa_graph.relation_types AS t
+ WHERE t.name = ANY (%(names)s::text[]);
 
 -- name: find_all
 SELECT t.id, t.name, t.category, t.active, m.name

@@ -165,6 +165,9 @@ class Mischief:
         return {self.dice.choice(NASTY): self._anything(depth - 1) for _ in range(self.dice.randrange(5))}
 
 
+WHICH_MAKE_JOBS = ("POST /restore", "POST /graph/annealing", "POST /graph/proposals/")
+
+
 class Caller:
     """Speaks ASGI to the application as uvicorn does, and hangs up after the first words of a stream."""
 
@@ -221,6 +224,8 @@ class Caller:
             self.acknowledged.append(json.loads(said)["id"])
         elif status == 201 and name == "POST /ingest":
             self.acknowledged.append(json.loads(said)["job"])
+        elif status == 201 and name.startswith(WHICH_MAKE_JOBS) and json.loads(said)["status"] == "created":
+            self.acknowledged.append(json.loads(said)["id"])
         elif status == 201 and name.endswith("/runs"):
             self.acknowledged.append(json.loads(said)["job_id"])
 

@@ -164,7 +164,7 @@ def test_a_restore_that_is_cancelled_leaves_the_graph_as_it_was(
     url: str, home: Path, client: Client, versions: list[tuple[bytes, Lines]]
 ) -> None:
     """It waits for a job of another lane when it is cancelled."""
-    busy = client.enqueue("polarity", {}).id
+    busy = client.enqueue("polarity", {"positive": "a", "negative": "b"}).id
     with psycopg.connect(url) as connection:
         connection.execute(
             "UPDATE kappa.jobs SET state = 'running', lease_owner = 'x', lease_token = 1, "

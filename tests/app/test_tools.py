@@ -110,7 +110,11 @@ def test_without_a_queue_a_run_is_done_in_the_request_and_one_more_is_refused(st
         refused = other.post("/tools/quick/runs", json={})
         assert (refused.status_code, refused.json()["code"], refused.headers["retry-after"]) == (429, "throttled", "5")
         assert len(_runs(other)) == 2, "what was refused left no record"
-        (directory,) = [path for path in (up.home / "runs").glob("kappa-*-1") if not (path / "result.json").exists()]
+
+        def open_runs() -> list[Path]:
+            return [path for path in (up.home / "runs").glob("kappa-*-1") if not (path / "result.json").exists()]
+
+        (directory,) = eventually(open_runs, what="the slow one has its directory")
         (directory / "go").touch()
         waiting.join()
         assert answers[0].json()["status"] == "succeeded"

@@ -1,6 +1,7 @@
 """Pools: bounded, never an endless wait, and an error that says who holds what."""
 
 import asyncio
+import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -59,7 +60,7 @@ async def test_an_exhausted_async_pool_names_the_tasks_that_hold_it(url: str) ->
     text = str(refusal.value)
     assert "pool 'queue' (2 connections)" in text
     assert "lane-0 in " in text
-    assert "claim for 0." in text
+    assert re.search(r"claim for \d", text)
 
 
 def test_a_caller_that_waits_gets_the_connection_as_soon_as_it_is_given_back(url: str) -> None:

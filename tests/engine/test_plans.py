@@ -230,6 +230,25 @@ def test_a_claim_begins_at_its_floor(plans: Plans, session: Session) -> None:
     assert [node.visited for node in queued] == [10]
 
 
+KINDS = ["ingestion", "projection", "restore", "tool_run"]
+
+
+@pytest.mark.parametrize("capacity", [1, 50, 500])
+def test_a_claim_of_a_batch_reads_what_it_takes_and_changes_no_job(
+    plans: Plans, session: Session, capacity: int
+) -> None:
+    with session.transaction(force_rollback=True):
+        first = run(session, jobs.claim("system", "b", 100, light_kinds=KINDS))
+        assert all(job.light for job in first)
+        nodes = plans.of(jobs.claim("system", "c", capacity, light_kinds=KINDS))
+        assert_by_index(nodes, at_most=capacity + len(first))
+        assert not [node for node in nodes if "Sort" in node.kind]
+        assert changed(nodes) == []
+        nodes = plans.of(jobs.settle_succeeded([(job.id, job.token) for job in first]))
+        assert_by_index(nodes, at_most=len(first))
+        assert changed(nodes) == [len(first)]
+
+
 def test_the_reaper_reads_the_running_rows_and_no_others(plans: Plans) -> None:
     nodes = plans.of(maintenance.reap(None))
     assert_by_index(nodes, at_most=RUNNING)

@@ -27,7 +27,7 @@ from hypothesis.stateful import (
 )
 from psycopg import Connection
 
-from kappa.engine import Client, IllegalTransition, JobState, Lane
+from kappa.engine import Client, Executor, IllegalTransition, JobState, Lane
 from kappa.engine.store import jobs, lanes, maintenance
 from kappa.engine.store.jobs import Finish, NewJob, PutBack
 from kappa.pg import Database
@@ -60,9 +60,11 @@ ENDS = (S.SUCCEEDED, S.FAILED, S.TIMED_OUT, S.CANCELLED)
 BEFORE_START = (S.AWAITING_APPROVAL, S.SCHEDULED, S.QUEUED)
 
 LIVE_ROWS = """
-    SELECT id, lane, state::text, attempt, max_attempts, lease_owner, lease_token, waiting, dedup_key, priority,
-           attempt_started_at IS NOT NULL, cancel_reason, progress_done, checkpoint::text
-      FROM kappa.jobs
+    SELECT j.id, j.lane, CASE WHEN b.token IS NULL THEN j.state ELSE 'running' END::text, j.attempt, j.max_attempts,
+           coalesce(b.owner, j.lease_owner), coalesce(b.token, j.lease_token), j.waiting, j.dedup_key, j.priority,
+           j.attempt_started_at IS NOT NULL, j.cancel_reason, j.progress_done, j.checkpoint::text, b.token IS NOT NULL
+      FROM kappa.jobs AS j
+      LEFT JOIN kappa.batch_leases AS b ON j.state = 'queued' AND j.id = ANY (b.ids)
 """
 
 
@@ -84,12 +86,14 @@ class Life:
     cancel_reason: str | None = None
     progress: float | None = None
     checkpoint: str | None = None
+    light: bool = False
+    """Whether its lease is that of a batch and its own row still says that it is queued."""
 
     def row(self) -> tuple[Any, ...]:
         return (
             self.id, self.lane, self.state.value, self.attempt, self.max_attempts, self.owner, self.token,
             self.waiting, self.dedup_key, self.priority, self.started, self.cancel_reason, self.progress,
-            self.checkpoint,
+            self.checkpoint, self.light,
         )  # fmt: skip
 
     @property
@@ -98,6 +102,7 @@ class Life:
 
     def let_go(self) -> None:
         self.owner = self.token = None
+        self.light = False
 
 
 class Lives(RuleBasedStateMachine):
@@ -108,6 +113,7 @@ class Lives(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
+        self.session.execute("DELETE FROM kappa.batch_leases")
         self.session.execute("DELETE FROM kappa.jobs")
         self.session.execute("DELETE FROM kappa.finished_jobs")
         self.session.execute("UPDATE kappa.lanes SET max_slots = 2, enabled = true WHERE name IN ('one', 'two')")
@@ -131,8 +137,16 @@ class Lives(RuleBasedStateMachine):
         job, token = found[pick % len(found)]
         return self.lives[job], token, self.lives[job].token == token
 
+    def written_down(self, pick: int) -> tuple[Life, int, bool]:
+        """Some lease, as it is before anything is written by the job's own row."""
+        life, token, good = self.a_lease(pick)
+        run(self.session, jobs.write_down(life.id, token))
+        life.light = life.light and not good
+        return life, token, good
+
     def end(self, life: Life, state: JobState) -> None:
-        life.state, life.owner, life.token, life.waiting, life.started = state, None, None, False, False
+        life.let_go()
+        life.state, life.waiting, life.started = state, False, False
 
     def clock(self, ahead: timedelta) -> datetime:
         return self.session.execute("SELECT clock_timestamp() + %s", [ahead]).fetchall()[0][0]
@@ -173,7 +187,7 @@ class Lives(RuleBasedStateMachine):
             case "edit lane":
                 self.edit_lane(lane, 1 + number % 4, enabled=one or other)
             case "claim":
-                self.claim(owner, lane, number % 5, with_floor=other)
+                self.claim(owner, lane, number % 5, with_floor=other, light=bool(number % 2))
             case "reap":
                 self.reap(timedelta(seconds=90 if one else 30))
             case "promote":
@@ -248,7 +262,7 @@ class Lives(RuleBasedStateMachine):
             self.end(life, S.CANCELLED)
         elif life.state is S.RUNNING:
             assert self.client.cancel(life.id, reason, connection=self.session) is S.RUNNING
-            life.cancel_reason = life.cancel_reason or reason
+            life.cancel_reason, life.light = life.cancel_reason or reason, False
         else:
             with pytest.raises(IllegalTransition, match=f"is {life.state} and can't become cancelled"):
                 self.client.cancel(life.id, reason, connection=self.session)
@@ -266,7 +280,7 @@ class Lives(RuleBasedStateMachine):
     def prioritise(self, pick: int, priority: int) -> None:
         life = self.a_job(pick)
         moved = run(self.session, jobs.prioritise(life.id, priority))
-        assert moved == (life.state in BEFORE_START)
+        assert moved == (life.state in BEFORE_START or life.light)
         if moved:
             life.priority = priority
 
@@ -275,9 +289,10 @@ class Lives(RuleBasedStateMachine):
         assert edited is not None
         self.slots[lane], self.enabled[lane] = slots, enabled
 
-    def claim(self, owner: str, lane: str, capacity: int, with_floor: bool) -> None:
+    def claim(self, owner: str, lane: str, capacity: int, with_floor: bool, light: bool) -> None:
         floor = self.floors.get((owner, lane), 0) if with_floor else 0
-        claimed = run(self.session, jobs.claim(lane, owner, capacity, floor_token=floor))
+        kinds = sorted(KINDS) if light else None
+        claimed = run(self.session, jobs.claim(lane, owner, capacity, floor_token=floor, light_kinds=kinds))
         mine = [life for life in self.live() if life.lane == lane]
         orphans = {life.id for life in mine if life.state is S.RUNNING and life.token is None}
         adopted = {job.id for job in claimed if job.adopted}
@@ -288,11 +303,14 @@ class Lives(RuleBasedStateMachine):
         free = self.slots[lane] - sum(life.takes_slot for life in mine)
         room = max(0, min(capacity - len(adopted), free)) if self.enabled[lane] else 0
         assert set(taken) == {job for _, job in queued[:room]}
+        light = light and all(self.lives[job].attempt + 1 < self.lives[job].max_attempts for job in taken)
         for job in claimed:
             life = self.lives[job.id]
             assert (job.attempt, job.max_attempts, job.started) == (life.attempt, life.max_attempts, life.started)
             assert job.cancel_reason == life.cancel_reason
             life.state, life.owner, life.token = S.RUNNING, owner, job.token
+            life.light = light and not job.adopted
+            assert job.light == life.light
             self.leases.append((job.id, job.token))
         for job in claimed:
             if job.token_floor is not None:
@@ -305,16 +323,17 @@ class Lives(RuleBasedStateMachine):
         if good:
             life.started = True
             life.attempt += 1
+            life.light = False
 
     def progress(self, pick: int, done: int) -> None:
         life, token, good = self.a_lease(pick)
         written = run(self.session, jobs.progress([(life.id, token, float(done), 9.0, "on")]))
         assert written == ({life.id} if good else set())
         if good:
-            life.progress = float(done)
+            life.progress, life.light = float(done), False
 
     def checkpoint(self, pick: int, value: int) -> None:
-        life, token, good = self.a_lease(pick)
+        life, token, good = self.written_down(pick)
         assert run(self.session, jobs.checkpoint(life.id, token, str(value))) == good
         if good:
             life.checkpoint = str(value)
@@ -353,9 +372,11 @@ class Lives(RuleBasedStateMachine):
         kept = run(self.session, jobs.renew(self.leases))
         good = {life.id: life.cancel_reason for life in self.live() if life.token is not None}
         assert kept == good
+        for life in self.live():
+            life.light = False
 
     def begin_waiting(self, pick: int) -> None:
-        life, token, good = self.a_lease(pick)
+        life, token, good = self.written_down(pick)
         assert run(self.session, jobs.begin_waiting(life.id, token)) == good
         life.waiting = life.waiting or good
 
@@ -425,7 +446,7 @@ def stage(url: str) -> Iterator[type[Lives]]:
     with psycopg.connect(url, autocommit=True) as session:
         for name in ("one", "two"):
             kinds = tuple(kind for kind, lane in KINDS.items() if lane == name)
-            run(session, lanes.declare_lane(Lane(name, kinds=kinds)))
+            run(session, lanes.declare_lane(Lane(name, kinds=kinds, executor=Executor.ASYNC)))
 
         class Staged(Lives):
             pass

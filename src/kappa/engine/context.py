@@ -43,6 +43,7 @@ class Running:
         "handler",
         "held",
         "lane",
+        "light",
         "lost",
         "lost_told",
         "progress",
@@ -60,6 +61,7 @@ class Running:
         self.held = (claimed.id, claimed.token)
         self.handler = handler
         self.lane = lane
+        self.light = claimed.light
         self.lost = False
         self.lost_told = False
         self.timed_out = False

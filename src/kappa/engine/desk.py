@@ -7,6 +7,7 @@ its attempt is told that the lease is lost, and nothing of it was written.
 import asyncio
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
@@ -35,15 +36,20 @@ class Desk:
         signals: Signals,
         done: Callable[[Running], None],
         carry: Callable[[Running], bool],
+        outlasted: Callable[[Running], None],
     ) -> None:
         self._pool = pool
         self._signals = signals
         self._done = done
         self._carry = carry
+        self._outlasted = outlasted
         self._quick = Batch("settle", self._settle_quick, refused=self._unwritable)
         self._finish = Batch("settle", self._settle, refused=lambda item, error: self._unwritable(item[0], error))
         self._back = Batch("put back", self._put_back, refused=lambda item, error: self._unwritable(item[0], error))
-        self._starts = Batch("start", self._mark, refused=self._ignored, pause=config.start_mark_after.total_seconds())
+        self._starts = Batch("start", self._mark, refused=self._ignored)
+        self._mark_after = config.start_mark_after.total_seconds()
+        self._young: deque[Running] = deque()
+        self._some_young = asyncio.Event()
         self._careful_starts = Batch(
             "start", self._mark_and_start, refused=lambda item, error: self._unwritable(item[0], error)
         )
@@ -56,6 +62,7 @@ class Desk:
         async with asyncio.TaskGroup() as group:
             for batch in (self._quick, self._finish, self._back, self._starts, self._careful_starts, self._reports):
                 group.create_task(batch.run())
+            group.create_task(self._watch_young())
 
     async def empty(self) -> None:
         """Until every outcome that was handed in is written."""
@@ -75,14 +82,17 @@ class Desk:
         The last attempt that a job may have begins only when its start is written: it must not be run twice because
         its worker was lost in between.
         """
-        self.supersede(running.claimed.id)
+        if running.claimed.id in self._running:
+            self.supersede(running.claimed.id)
         self._running[running.claimed.id] = running
         if running.started:
             start(running)
         elif running.attempt >= running.claimed.max_attempts:
             self._careful_starts.add((running, start))
         else:
-            self._starts.add(running)
+            if not self._young:
+                self._some_young.set()
+            self._young.append(running)
             start(running)
 
     def supersede(self, job_id: int) -> None:
@@ -101,8 +111,12 @@ class Desk:
 
     def succeeded(self, batch: Iterable[Running], lost: set[int]) -> None:
         """What became of successes that were taken along."""
-        for running in batch:
-            self._close(running, running.claimed.id not in lost, JobState.SUCCEEDED)
+        if lost or self._signals.heard:
+            for running in batch:
+                self._close(running, running.claimed.id not in lost, JobState.SUCCEEDED)
+        else:
+            for running in batch:
+                self.forget(running)
 
     def settle(self, running: Running, outcome: Finish | PutBack) -> None:
         """Hand in an outcome. The slot is free when it is written."""
@@ -127,6 +141,12 @@ class Desk:
             del self._running[running.claimed.id]
         self._done(running)
 
+    async def write_down(self, running: Running) -> None:
+        """Before anything is written of a job by its row: the lease that it shares with its batch gets there first."""
+        if running.light:
+            await self._do(jobs.write_down(*running.held))
+            running.light = False
+
     async def renew(self) -> None:
         """Renew every lease in one statement; lost ones and cancelled ones are told."""
         held = [running for running in self._running.values() if not running.finished and not running.lost]
@@ -134,6 +154,7 @@ class Desk:
             return
         kept = await self._do(jobs.renew([running.held for running in held]))
         for running in held:
+            running.light = False
             if running.finished:
                 continue
             if running.claimed.id not in kept:
@@ -208,12 +229,28 @@ class Desk:
                 attempt=running.attempt, adopted=claimed.adopted,
             )  # fmt: skip
 
+    async def _watch_young(self) -> None:
+        """Attempts in the order in which they began: most end soon, and those that don't are marked as started."""
+        while True:
+            self._some_young.clear()
+            if not self._young:
+                await self._some_young.wait()
+            await asyncio.sleep(self._young[0].begun + self._mark_after - time.monotonic())
+            due = time.monotonic() - self._mark_after
+            while self._young and (self._young[0].finished or self._young[0].begun <= due):
+                running = self._young.popleft()
+                if not (running.finished or running.lost):
+                    if running.light:
+                        self._outlasted(running)
+                    self._starts.add(running)
+
     async def _mark(self, batch: list[Running]) -> None:
         young = [running for running in batch if not running.finished and not running.lost]
         if young:
             marked = await self._do(jobs.mark_started([running.held for running in young]))
             for running in young:
                 running.started = running.claimed.id in marked
+                running.light = False
 
     async def _mark_and_start(self, batch: list[tuple[Running, Callable[[Running], None]]]) -> None:
         await self._mark([running for running, _ in batch])

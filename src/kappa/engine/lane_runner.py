@@ -33,6 +33,10 @@ BUSY_AFTER = 3
 LOOK_AGAIN = (0.005, 0.05)
 """An enqueue that began before this lane fell asleep may not have seen the sleeper: two more looks find its job."""
 RETRY = 0.5
+LIGHT_FROM = 10
+"""A claim for fewer jobs than this writes each one's own row: a batch's lease is a row as well."""
+ROWS_OF_THEIR_OWN = 5.0
+"""Seconds for which a lane whose jobs outlast a batch's lease claims each by its own row."""
 
 _priority = attrgetter("priority")
 _adopted = attrgetter("adopted")
@@ -72,6 +76,7 @@ class LaneRunner:
         self._stopped = False
         self._carrying = False
         self._to_carry: list[Running] = []
+        self._light_after = 0.0
 
     async def run(self) -> None:
         try:
@@ -119,6 +124,10 @@ class LaneRunner:
         if self._hungry:
             self._wake.set()
 
+    def outlasted(self) -> None:
+        """A job of a batch had to have its lease written down: one lease for many is no gain here, for now."""
+        self._light_after = time.monotonic() + ROWS_OF_THEIR_OWN
+
     def carry(self, running: Running) -> bool:
         """Take a success along with the next claim, which saves its own commit. Only while there is more to claim."""
         if not self._carrying:
@@ -155,6 +164,14 @@ class LaneRunner:
     def kinds(self) -> list[str]:
         """The kinds to claim: all that have a handler here. Which are in the lane, the database knows better."""
         return sorted(self._registry.kinds)
+
+    def _light_kinds(self, asked: int) -> list[str] | None:
+        """The kinds whose jobs may share a lease: on the loop, where there is more to claim than there is room for."""
+        if asked < LIGHT_FROM or not self._carrying or self.lane.executor is not Executor.ASYNC:
+            return None
+        if time.monotonic() < self._light_after:
+            return None
+        return [kind for kind in self.kinds if self._registry.get(kind).is_async]
 
     async def _fill(self) -> None:
         """Claim until there is no room or nothing to claim; then sleep, in the table's sense."""
@@ -208,7 +225,8 @@ class LaneRunner:
     async def _exchange(self, asked: int) -> list[Claimed]:
         carried, self._to_carry = self._to_carry, []
         held = [running.held for running in carried]
-        op = jobs.exchange(held, self.lane.name, self._owner, asked, self.kinds, self._floor, self._floor_token)
+        place = (self._floor, self._floor_token, self._light_kinds(asked))
+        op = jobs.exchange(held, self.lane.name, self._owner, asked, self.kinds, *place)
         try:
             claimed, lost = await self._do(op)
         except BaseException:

@@ -176,6 +176,8 @@ class Claimed(NamedTuple):
     parent_id: int | None
     waited: float
     """Seconds from when it could be claimed until it was."""
+    light: bool
+    """Whether its lease is that of a batch, and stands in no row of its own yet."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,10 +49,12 @@ class WorkerOffice:
         self._desk.report(running)
 
     async def save_checkpoint(self, running: Running, value: str) -> bool:
+        await self._desk.write_down(running)
         async with self._pool.connection(who="checkpoint") as connection:
             return await run_async(connection, jobs.checkpoint(*running.held, value))
 
     async def read_checkpoint(self, running: Running) -> list[Any]:
+        await self._desk.write_down(running)
         async with self._pool.connection(who="checkpoint") as connection:
             return await run_async(connection, jobs.read_checkpoint(*running.held))
 
@@ -64,6 +66,7 @@ class WorkerOffice:
             approved_by=f"job {running.claimed.id}", timeout=handler.timeout if handler else None,
             max_attempts=handler.max_attempts if handler else 1, always_notify=True,
         )  # fmt: skip
+        await self._desk.write_down(running)
         async with self._pool.transaction(who="spawn") as connection:
             # The parent's row, locked: a stale parent can't have children.
             if not await run_async(connection, jobs.hold(*running.held)):
@@ -147,6 +150,7 @@ class WorkerOffice:
             return await run_async(connection, jobs.children(parent, keys))
 
     async def _give_slot_up(self, running: Running) -> None:
+        await self._desk.write_down(running)
         async with self._pool.connection(who="gather") as connection:
             if not await run_async(connection, jobs.begin_waiting(*running.held)):
                 running.lost = True

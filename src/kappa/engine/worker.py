@@ -115,7 +115,7 @@ class Worker:
         stack.callback(blocking.close)
         await asyncio.to_thread(blocking.open)
         self._pools = (self._pool, loop_pool, blocking)
-        self._desk = Desk(self._pool, self.config, self.signals, self._done, self._carry)
+        self._desk = Desk(self._pool, self.config, self.signals, self._done, self._carry, self._outlasted)
         beside = BoundedThreads(self.config.job_threads)
         stack.callback(beside.shutdown)
         self._office = WorkerOffice(self._pool, loop_pool, blocking, self._registry, self._desk, beside)
@@ -187,6 +187,7 @@ class Worker:
         """Claimed jobs: run each, or find out what became of the attempt it was adopted from."""
         lane = runner.lane.name
         start = partial(self._executors.start, executor=runner.lane.executor)
+        heard = self.signals.heard
         for claimed in jobs:
             running = Running(claimed, self._registry.get(claimed.kind), lane)
             runner.take(running)
@@ -196,7 +197,7 @@ class Worker:
                     continue
                 running.look_for_it()
                 self.signals.emit("adopted", job=claimed.id, kind=claimed.kind, lane=lane)
-            if self.signals.heard:
+            if heard:
                 self.signals.emit("claimed", job=claimed.id, kind=claimed.kind, lane=lane, waited=claimed.waited)
             self._desk.begin(running, start)
             if running.deadline < self._next_deadline:
@@ -216,6 +217,9 @@ class Worker:
 
     def _carry(self, running: Running) -> bool:
         return self._lanes[running.lane].carry(running)
+
+    def _outlasted(self, running: Running) -> None:
+        self._lanes[running.lane].outlasted()
 
     async def _listen(self) -> None:
         async for event in listen(self._database.direct_url, CHANNELS):

@@ -18,7 +18,7 @@ def claimed_of(task: wire.Task, *, adopted: bool) -> Claimed:
         id=task.task, kind=task.kind, payload=to_json(task.payload).decode(),
         attempt=task.attempt if adopted else task.attempt - 1, max_attempts=task.max_attempts, claims=1,
         token=task.token, adopted=adopted, started=adopted, seconds_left=task.seconds_left, cancel_reason=None,
-        priority=0, token_floor=None, parent_id=None, waited=0.0,
+        priority=0, token_floor=None, parent_id=None, waited=0.0, light=False,
     )  # fmt: skip
 
 

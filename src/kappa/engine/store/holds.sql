@@ -44,6 +44,8 @@ RETURNING l.name, pg_notify('kappa_wake', l.name), pg_notify('kappa_lane', l.nam
 -- name: still_running
 -- A parent that waits for its children does nothing, and its children may be among those that can't begin. What has no
 -- live lease does nothing either: all that it could still write is refused.
-SELECT count(*) FROM kappa.jobs AS j
- WHERE j.state = 'running' AND NOT j.waiting AND j.lease_until > now()
-   AND j.lane = ANY (ARRAY(SELECT h.lane FROM kappa.lane_holds AS h WHERE h.job_id = %(job)s::bigint));
+WITH held AS (SELECT h.lane FROM kappa.lane_holds AS h WHERE h.job_id = %(job)s::bigint)
+SELECT (SELECT count(*) FROM kappa.jobs AS j
+         WHERE j.state = 'running' AND NOT j.waiting AND j.lease_until > now() AND j.lane = ANY (ARRAY(TABLE held)))
+       + (SELECT count(*) FROM kappa.batch_leases AS b, unnest(b.ids)
+           WHERE b.lease_until > now() AND b.lane = ANY (ARRAY(TABLE held)));

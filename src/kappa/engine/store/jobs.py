@@ -4,7 +4,7 @@ Whatever an owner writes is guarded by id, state and lease token; what comes bac
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from operator import attrgetter, itemgetter
 from typing import Any
@@ -25,6 +25,7 @@ COPY_IN = sql["copy_in"]
 WAKE = sql["wake"]
 ANNOUNCE_DUE = sql["announce_due"]
 CLAIM = sql["claim"]
+WRITE_DOWN = sql["write_down"]
 MARK_STARTED = sql["mark_started"]
 RENEW = sql["renew"]
 SETTLE_SUCCEEDED = sql["settle_succeeded"]
@@ -174,9 +175,10 @@ def claim(
     kinds: Sequence[str] | None = None,
     floor: tuple[int, int] = (-32769, 0),
     floor_token: int = 0,
+    light_kinds: Sequence[str] | None = None,
 ) -> Op[list[Claimed]]:
     """Orphans first, then queued jobs, as many as the lane has slots for."""
-    op = exchange([], lane, owner, capacity, kinds, floor, floor_token)
+    op = exchange([], lane, owner, capacity, kinds, floor, floor_token, light_kinds)
     return Op(op.query, op.params, lambda rows: op.read(rows)[0], binary=True)
 
 
@@ -188,13 +190,18 @@ def exchange(
     kinds: Sequence[str] | None = None,
     floor: tuple[int, int] = (-32769, 0),
     floor_token: int = 0,
+    light_kinds: Sequence[str] | None = None,
 ) -> Op[tuple[list[Claimed], set[int]]]:
-    """Settle jobs that succeeded and have nothing to say, and claim others. Also gives what was not settled."""
+    """Settle jobs that succeeded and have nothing to say, and claim others. Also gives what was not settled.
+
+    A batch that has only jobs of the light kinds gets one lease for all of them.
+    """
     params = {
         "lane": lane,
         "owner": owner,
         "capacity": capacity,
         "kinds": None if kinds is None else _text_array(kinds),
+        "light_kinds": None if light_kinds is None else _text_array(light_kinds),
         "floor_rank": floor[0],
         "floor_id": floor[1],
         "floor_token": floor_token,
@@ -209,7 +216,7 @@ def _exchanged(rows: list[Row]) -> tuple[list[Claimed], set[int]]:
         lost.add(rows[len(lost)][0])
         if len(lost) == len(rows):
             break
-    return [Claimed._make(row) for row in rows[len(lost) :]], lost
+    return list(map(Claimed._make, rows[len(lost) :] if lost else rows)), lost
 
 
 # A batch locks its rows in the order of its arrays. All are sorted by id, or two of one worker could wait for each
@@ -237,6 +244,11 @@ def _text_array(texts: Iterable[str]) -> str:
 def _kept(text: str | None) -> str | None:
     """A text as PostgreSQL can keep it: it has no NUL, and no half of a character."""
     return text and text.replace("\0", "\\0").encode(errors="backslashreplace").decode()
+
+
+def write_down(job_id: int, token: int) -> Op[None]:
+    """A job that is held by a batch gets its lease in its own row; any other is left as it is."""
+    return _held(WRITE_DOWN, [(job_id, token)], nothing)
 
 
 def mark_started(held: Sequence[tuple[int, int]]) -> Op[set[int]]:
@@ -375,11 +387,11 @@ def keep(job_id: int) -> Op[None]:
 
 
 def show(job_id: int) -> Op[Job | None]:
-    return Op(SHOW, {"id": job_id}, lambda rows: _job(rows[0]) if rows else None)
+    return Op(SHOW, {"id": job_id}, lambda rows: _seen(rows[0]) if rows else None)
 
 
 def show_many(job_ids: Sequence[int]) -> Op[list[Job]]:
-    return Op(SHOW_MANY, {"ids": list(job_ids)}, lambda rows: [_job(row) for row in rows])
+    return Op(SHOW_MANY, {"ids": list(job_ids)}, lambda rows: [_seen(row) for row in rows])
 
 
 def list_jobs(
@@ -417,3 +429,9 @@ def _job(row: Row) -> Job:
     values = list(row)
     values[3] = JobState(values[3])
     return Job(*values)
+
+
+def _seen(row: Row) -> Job:
+    *columns, in_batch = row
+    job = _job(tuple(columns))
+    return replace(job, state=JobState.RUNNING) if in_batch else job

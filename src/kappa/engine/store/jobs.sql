@@ -39,9 +39,12 @@ SELECT pg_notify('kappa_wake', %(lane)s::text)
 SELECT pg_notify('kappa_due', extract(epoch FROM %(run_at)s::timestamptz)::text);
 
 -- name: claim
-SELECT * FROM kappa.claim(%(lane)s::text, %(owner)s::text, %(capacity)s::int, %(kinds)s::text[],
+SELECT * FROM kappa.claim(%(lane)s::text, %(owner)s::text, %(capacity)s::int, %(kinds)s::text[], %(light_kinds)s::text[],
                           %(floor_rank)s::int, %(floor_id)s::bigint, %(floor_token)s::bigint,
                           %(ids)s::bigint[], %(tokens)s::bigint[]);
+
+-- name: write_down
+SELECT kappa.write_down(%(ids)s::bigint[], %(tokens)s::bigint[]);
 
 -- name: mark_started
 SELECT * FROM kappa.mark_started(%(ids)s::bigint[], %(tokens)s::bigint[]);
@@ -86,6 +89,7 @@ SELECT pg_advisory_xact_lock(1262568289, hashtext(%(lane)s));
 UPDATE kappa.jobs AS j SET waiting = false
  WHERE j.id = %(id)s AND j.lease_token = %(token)s AND j.state = 'running'
    AND (SELECT count(*) FROM kappa.jobs AS r WHERE r.lane = j.lane AND r.state = 'running' AND NOT r.waiting)
+       + kappa.in_batches(j.lane)
        < (SELECT max_slots FROM kappa.lanes AS l WHERE l.name = j.lane)
 RETURNING j.id;
 
@@ -118,22 +122,7 @@ DELETE FROM kappa.auto_approved WHERE submitter = %(submitter)s;
 SELECT submitter FROM kappa.auto_approved ORDER BY submitter;
 
 -- name: cancel_before_start
-WITH done AS (
-    DELETE FROM kappa.jobs
-     WHERE id = %(id)s AND state::text = ANY (%(from_states)s::text[])
-    RETURNING *
-), kept AS (
-    INSERT INTO kappa.finished_jobs (
-        id, lane, kind, state, priority, payload, created_at, submitted_by, dedup_key, parent_id, spawn_key, retry_of,
-        estimate, approved_by, approved_at, timeout, max_attempts, attempt, started_at, finished_at, reason,
-        progress_done, progress_total, progress_message, checkpoint, error_summary, error_detail, keep_until)
-    SELECT id, lane, kind, 'cancelled', priority, payload, created_at, submitted_by, dedup_key, parent_id, spawn_key,
-           retry_of, estimate, approved_by, approved_at, timeout, max_attempts, attempt, started_at, now(),
-           %(reason)s::text, progress_done, progress_total, progress_message, checkpoint, error_summary, error_detail,
-           now() + (SELECT keep_done FROM kappa.engine_settings)
-      FROM done
-)
-SELECT id, CASE WHEN parent_id IS NOT NULL THEN pg_notify('kappa_job', 'child ' || parent_id) END FROM done;
+SELECT * FROM kappa.cancel_before_start(%(id)s::bigint, %(from_states)s::text[], %(reason)s::text);
 
 -- name: live_children
 SELECT id FROM kappa.jobs WHERE parent_id = %(parent_id)s ORDER BY id;
@@ -152,10 +141,13 @@ RETURNING id;
 SELECT 1 FROM kappa.finished_jobs WHERE id = %(id)s FOR SHARE;
 
 -- name: show
-SELECT * FROM kappa.all_jobs WHERE id = %(id)s LIMIT 1;
+-- And whether a batch holds it, which makes of what is queued in its own row what runs.
+SELECT j.*, j.state = 'queued' AND EXISTS (SELECT FROM kappa.batch_leases AS b WHERE b.lane = j.lane AND j.id = ANY (b.ids))
+  FROM kappa.all_jobs AS j WHERE j.id = %(id)s LIMIT 1;
 
 -- name: show_many
-SELECT * FROM kappa.all_jobs WHERE id = ANY (%(ids)s::bigint[]) ORDER BY id;
+SELECT j.*, j.state = 'queued' AND EXISTS (SELECT FROM kappa.batch_leases AS b WHERE b.lane = j.lane AND j.id = ANY (b.ids))
+  FROM kappa.all_jobs AS j WHERE j.id = ANY (%(ids)s::bigint[]) ORDER BY j.id;
 
 -- name: list_jobs
 SELECT * FROM kappa.all_jobs

@@ -61,7 +61,11 @@ ON CONFLICT (owner) DO UPDATE SET lanes = EXCLUDED.lanes, leads = EXCLUDED.leads
 -- name: read_workers
 SELECT w.owner, w.host, w.pid, w.lanes, w.leads, w.started_at, w.seen_at, coalesce(r.running, 0)
   FROM kappa.workers AS w
-  LEFT JOIN (SELECT lease_owner, count(*) AS running FROM kappa.jobs WHERE state = 'running' GROUP BY lease_owner) AS r
-    ON r.lease_owner = w.owner
+  LEFT JOIN (SELECT owner, sum(jobs)::bigint AS running
+               FROM (SELECT lease_owner AS owner, count(*) AS jobs FROM kappa.jobs WHERE state = 'running' GROUP BY lease_owner
+                     UNION ALL
+                     SELECT owner, cardinality(ids) FROM kappa.batch_leases) AS held
+              GROUP BY owner) AS r
+    ON r.owner = w.owner
  WHERE w.seen_at > now() - interval '1 minute'
  ORDER BY w.started_at, w.owner;

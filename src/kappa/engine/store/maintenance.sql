@@ -17,10 +17,14 @@ WITH orphaned AS (
                 LIMIT %(limit)s::int FOR UPDATE SKIP LOCKED))
        AND j.lease_until <= coalesce(%(now)s::timestamptz, now())
     RETURNING j.id, j.lane
+), all_of_them AS (
+    SELECT id, lane FROM orphaned
+    UNION ALL
+    SELECT id, lane FROM kappa.reap_batches(coalesce(%(now)s::timestamptz, now()), 100)
 ), told AS (
-    SELECT pg_notify('kappa_wake', lane) FROM orphaned GROUP BY lane
+    SELECT pg_notify('kappa_wake', lane) FROM all_of_them GROUP BY lane
 )
-SELECT id, lane, (SELECT count(*) FROM told) FROM orphaned;
+SELECT id, lane, (SELECT count(*) FROM told) FROM all_of_them;
 
 -- name: bury
 SELECT kappa.fleet_bury(%(limit)s::int);

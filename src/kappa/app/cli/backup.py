@@ -55,6 +55,8 @@ def make(
 
     Example: kg backup make graph.kappa
     """
+    if file.is_dir():
+        raise values.BadInput(f"{file} is a directory: name a file in it")
     if file.exists() and not force:
         raise values.BadInput(f"{file} is there already: --force writes over it")
     configured = settings.load()

@@ -146,6 +146,10 @@ def test_nothing_runs_on_a_fresh_home_without_a_server(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_bytes(b"x")
     assert "this is no backup" in stranger.refused(1, "restore", file, "--mode", "merge", "--yes")
+    assert "has no database to back up" in stranger.refused(1, "backup", tmp_path / "new.kappa")
+    assert {path.name for path in tmp_path.iterdir()} == {"file"}
+    stranger.env["KAPPA_DATABASE_URL"] = "garbage"
+    assert "address can't be understood" in stranger.refused(1, "backup", tmp_path / "new.kappa")
 
 
 def test_ctrl_c_leaves_the_restore_to_the_server_and_says_so(start_up: Callable[..., Up], tmp_path: Path) -> None:

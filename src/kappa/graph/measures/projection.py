@@ -29,7 +29,11 @@ def unit(vectors: NDArray[np.floating]) -> Doubles:
 def components(vectors: Doubles, count: int) -> Doubles:
     """The coordinates along the directions in which the vectors differ most; the strongest part of each is positive."""
     centred = vectors - vectors.mean(axis=0)
-    _, _, directions = np.linalg.svd(centred, full_matrices=False)
+    if len(centred) > centred.shape[1]:
+        # Many vectors: from how their numbers vary together, a small table whatever their number.
+        directions: Doubles = np.linalg.eigh(centred.T @ centred)[1].T[::-1]
+    else:
+        directions = np.linalg.svd(centred, full_matrices=False)[2]
     chosen: Doubles = directions[:count]
     strongest = np.abs(chosen).argmax(axis=1)
     chosen = chosen * np.where(chosen[np.arange(len(chosen)), strongest] < 0, -1.0, 1.0)[:, None]
@@ -56,7 +60,7 @@ def tsne(vectors: Doubles, each_round: Callable[[int], None] = lambda _: None, r
     if count < 4:
         return pca(vectors)
     reduced = components(vectors, min(COMPONENTS, vectors.shape[1]))
-    alike = affinities(reduced, min(PERPLEXITY, (count - 1) / 3))
+    alike = affinities(reduced, min(PERPLEXITY, (count - 1) / 3), lambda: each_round(0))
     places = reduced[:, :2] / max(float(reduced[:, 0].std()), _TINY) * 1e-4
     speed, gains = np.zeros_like(places), np.ones_like(places)
     pace = max(count / EXAGGERATION / 4, 50.0)
@@ -76,10 +80,11 @@ def tsne(vectors: Doubles, each_round: Callable[[int], None] = lambda _: None, r
     return fitted(places)
 
 
-def affinities(vectors: Doubles, perplexity: float) -> Doubles:
+def affinities(vectors: Doubles, perplexity: float, each_block: Callable[[], None] = lambda: None) -> Doubles:
     """How likely each two are neighbours, all pairs together 1; every vector has about so many neighbours."""
     both = np.empty((len(vectors), len(vectors)))
     for rows in _blocks(len(vectors)):
+        each_block()
         far = distances(vectors[rows], vectors)
         far[np.arange(len(far)), np.arange(len(vectors))[rows]] = np.inf
         both[rows] = _shares(far, float(np.log(perplexity)))

@@ -108,6 +108,7 @@ def test_clusters_are_named_by_the_words_they_share() -> None:
 HOSTILE = "<script>alert('x')</script> & \"quotes\" \x01\ud800 ]]>"
 
 
+@settings(deadline=None)
 @given(st.lists(st.text(max_size=60), min_size=1, max_size=5))
 def test_pictures_are_sound_whatever_they_say(labels: list[str]) -> None:
     said = [HOSTILE, *labels]

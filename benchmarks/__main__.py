@@ -5,7 +5,11 @@ import sys
 from pathlib import Path
 
 here = Path(__file__).parent
-names = [name for name in ("queue", "api", "fleet", "graph", "ingest", "pipeline") if (here / f"{name}.py").exists()]
+names = [
+    name
+    for name in ("queue", "api", "fleet", "graph", "measures", "ingest", "pipeline")
+    if (here / f"{name}.py").exists()
+]
 if not names:
     print("there is no benchmark yet")
 sys.exit(

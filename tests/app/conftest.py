@@ -24,7 +24,7 @@ from kappa.app.settings import Settings
 from kappa.app.usecases import passwords
 from kappa.app.usecases.principal import Principal
 from kappa.app.web import site as pages
-from kappa.engine import Engine
+from kappa.engine import Client, Engine
 from kappa.pg import Database
 from tests.ground import PATIENCE, eventually
 
@@ -83,6 +83,20 @@ async def site(url: str, home: Path) -> AsyncIterator[Site]:
 async def operator(site: Site) -> httpx2.AsyncClient:
     """A client that may do everything."""
     return await site.client("platform_admin")
+
+
+@pytest.fixture
+def engine(url: str, home: Path) -> Engine:
+    """With every kind that Kappa brings."""
+    made = wiring.build_engine(Settings(home=home), Database(url))
+    wiring.install(made)
+    return made
+
+
+@pytest.fixture
+def client(engine: Engine) -> Iterator[Client]:
+    with engine.client() as opened:
+        yield opened
 
 
 class Up:

@@ -1,79 +1,20 @@
 """`artifact_cleanup`: expired artifacts go, and bytes and rows never disagree, whenever it is killed."""
 
 import asyncio
-import os
 import random
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import psycopg
 import pytest
 
-from kappa.app import wiring
-from kappa.app.settings import Settings
 from kappa.engine import Client, Engine, JobState, WorkerConfig
 from kappa.engine.testing import Heard, drain, working
-from kappa.engine.tools import ArtifactStore, artifacts_of
-from kappa.pg import Database
 from kappa.pg.queries import Row
 from tests.app.restoring import DoomedWorker
+from tests.app.shelf import Shelf
 from tests.app.test_kinds import Interrupted
 
 Session = psycopg.Connection[Row]
-
-
-@pytest.fixture
-def engine(url: str, home: Path) -> Engine:
-    made = wiring.build_engine(Settings(home=home), Database(url))
-    wiring.install(made)
-    return made
-
-
-@pytest.fixture
-def client(engine: Engine) -> Iterator[Client]:
-    with engine.client() as opened:
-        yield opened
-
-
-class Shelf:
-    """Artifacts of tool runs, as files and as rows."""
-
-    def __init__(self, home: Path, connection: Session) -> None:
-        self.store = ArtifactStore(artifacts_of(home))
-        self.connection = connection
-        connection.execute(
-            "INSERT INTO kappa.tools (name, version, argv) VALUES ('wc', '1', '{wc}') ON CONFLICT DO NOTHING"
-        )
-
-    def put(self, content: bytes, *, days: float | None, fresh: bool = False) -> str:
-        """A file, and a row of a run that ended so many days ago; without days, a file alone."""
-        with self.store.draft(len(content)) as draft:
-            draft.write(content)
-            sha256 = draft.keep()
-        if not fresh:
-            old = time.time() - 2 * 86400
-            os.utime(self.store.place(sha256), (old, old))
-        if days is not None:
-            self.connection.execute(
-                "WITH run AS (INSERT INTO kappa.tool_runs (tool, version, status, finished_at) "
-                "VALUES ('wc', '1', 'succeeded', now() - make_interval(secs => %s * 86400)) RETURNING id) "
-                "INSERT INTO kappa.tool_artifacts (run_id, path, size, sha256) SELECT id, 'x', %s, %s FROM run",
-                [days, len(content), sha256],
-            )
-        return sha256
-
-    @property
-    def files(self) -> set[str]:
-        return {path.name for path in self.store.files()}
-
-    @property
-    def rows(self) -> set[str]:
-        return {row[0] for row in self.connection.execute("SELECT sha256 FROM kappa.tool_artifacts")}
-
-    @property
-    def notes(self) -> set[str]:
-        return {row[0] for row in self.connection.execute("SELECT sha256 FROM kappa.artifact_removals")}
 
 
 @pytest.fixture
@@ -82,7 +23,7 @@ def shelf(home: Path, connection: Session, engine: Engine) -> Shelf:
 
 
 def clean(engine: Engine, client: Client, **asked: float) -> dict[str, object]:
-    job = client.enqueue("artifact_cleanup", asked).id
+    job = client.enqueue("artifact_cleanup", asked, auto_approve="ada").id
     asyncio.run(drain(engine, WorkerConfig(lanes=("system",), lead=False)))
     done = client.show(job)
     assert done.state is JobState.SUCCEEDED, done.error_summary
@@ -143,13 +84,13 @@ def test_kills_leave_no_row_without_bytes_and_no_bytes_that_nobody_knows(
 ) -> None:
     chance = random.Random(4)
     with DoomedWorker(url, home) as first:
-        client.enqueue("artifact_cleanup", {"tool_artifacts_days": 30})
+        client.enqueue("artifact_cleanup", {"tool_artifacts_days": 30}, auto_approve="ada")
         least = first.work()
     assert least is not None
     for _ in range(10):
         for n in range(4):
             shelf.put(chance.randbytes(20), days=40 if n % 2 else 1)
-        job = client.enqueue("artifact_cleanup", {"tool_artifacts_days": 30}).id
+        job = client.enqueue("artifact_cleanup", {"tool_artifacts_days": 30}, auto_approve="ada").id
         with DoomedWorker(url, home) as worker:
             worker.work(chance.randint(1, least + 8))
         connection.execute("DELETE FROM kappa.jobs WHERE id = %s", [job])
@@ -174,7 +115,7 @@ async def test_a_cancel_in_the_middle_leaves_whole_artifacts_and_the_next_run_do
     with monkeypatch.context() as patched:
         interrupted = Interrupted(engine, patched, 2)
         async with engine.async_client() as client, working(engine):
-            made = await client.enqueue("artifact_cleanup", {})
+            made = await client.enqueue("artifact_cleanup", {}, auto_approve="ada")
             heard = Heard(engine)
             async with asyncio.timeout(30):
                 await interrupted.reached.wait()
@@ -183,7 +124,12 @@ async def test_a_cancel_in_the_middle_leaves_whole_artifacts_and_the_next_run_do
             assert (await client.show(made.id)).state is JobState.CANCELLED
     assert connection.execute(left).fetchone() == (50,)  # two batches of a hundred had gone
     async with engine.async_client() as client:
-        again = await client.enqueue("artifact_cleanup", {})
+        again = await client.enqueue("artifact_cleanup", {}, auto_approve="ada")
         await drain(engine)
         assert (await client.show(again.id)).state is JobState.SUCCEEDED
     assert connection.execute(left).fetchone() == (0,)
+
+
+def test_what_a_person_asks_for_is_approved_first(client: Client) -> None:
+    job = client.enqueue("artifact_cleanup", {"tool_artifacts_days": 1}).id
+    assert client.show(job).state is JobState.AWAITING_APPROVAL

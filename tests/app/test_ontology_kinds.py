@@ -8,14 +8,11 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from kappa.app import wiring
 from kappa.app.kinds import ontologies
-from kappa.app.settings import Settings
 from kappa.engine import Client, Engine, Job, JobState, WorkerConfig
 from kappa.engine.testing import Heard, working
 from kappa.graph import Budget, Graph, GraphConfig, NewConcept
 from kappa.graph.store import proposals
-from kappa.pg import Database
 from kappa.pg.queries import Row
 from tests.app.restoring import DoomedWorker
 from tests.app.test_kinds import Interrupted
@@ -25,19 +22,6 @@ from tests.ground import PATIENCE
 
 Session = psycopg.Connection[Row]
 LABELS = ["Otters", "Fish", "Rivers", "Sea"]
-
-
-@pytest.fixture
-def engine(url: str, home: Path) -> Engine:
-    made = wiring.build_engine(Settings(home=home), Database(url))
-    wiring.install(made)
-    return made
-
-
-@pytest.fixture
-def client(engine: Engine) -> Iterator[Client]:
-    with engine.client() as opened:
-        yield opened
 
 
 @pytest.fixture

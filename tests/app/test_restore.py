@@ -2,15 +2,12 @@
 
 import asyncio
 import random
-from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 
 import psycopg
 import pytest
 
-from kappa.app import wiring
-from kappa.app.settings import Settings
 from kappa.engine import Client, Engine, JobState, WorkerConfig
 from kappa.engine.testing import drain, maintain
 from kappa.graph import Budget, Graph, GraphConfig
@@ -22,19 +19,6 @@ from tests.graph.libraries import write_beside, write_document, write_library
 
 KILLS = 30
 SEED = 20261116
-
-
-@pytest.fixture
-def engine(url: str, home: Path) -> Engine:
-    made = wiring.build_engine(Settings(home=home), Database(url))
-    wiring.install(made)
-    return made
-
-
-@pytest.fixture
-def client(engine: Engine) -> Iterator[Client]:
-    with engine.client() as opened:
-        yield opened
 
 
 def taken(url: str) -> bytes:

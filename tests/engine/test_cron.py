@@ -4,15 +4,18 @@ import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 from psycopg import AsyncConnection, Connection
 
-from kappa.engine import Client, Engine, JobContext, JobState, Schedule, ScheduleError
+from kappa.engine import Client, Engine, JobContext, JobState, Lane, Schedule, ScheduleError
 from kappa.engine.maintenance.services import Cron
 from kappa.engine.schedule import due_times, last_due, next_due
 from kappa.engine.testing import Heard, working
+from kappa.pg import queries
+from kappa.pg.ops import Op
 from kappa.pg.queries import Row
 
 Session = Connection[Row]
@@ -350,6 +353,51 @@ async def test_a_payload_that_its_handler_no_longer_takes_is_said(
     await cron.run_once(leader, start)
     await cron.run_once(leader, start + MINUTE)
     assert "'polarity' can't take this payload" in (the_one(client).error or "")
+
+
+ANY_LANE = queries.Query(
+    "any_lane", Path(), b"SELECT EXISTS (SELECT FROM kappa.lanes WHERE name = %(name)s::text)", ("name",)
+)
+
+
+async def test_a_schedule_makes_no_job_where_its_kind_says_that_there_is_nothing_to_do(
+    engine: Engine, client: Client, cron: Cron, leader: Leader, start: datetime, heard: Heard
+) -> None:
+    def needed(payload: str) -> Op[bool] | None:
+        return None if payload == "always" else Op(ANY_LANE, {"name": payload}, lambda rows: rows[0][0])
+
+    @engine.job("polarity", needed=needed)
+    def polarity(ctx: JobContext, payload: str) -> None: ...
+
+    for name in ("always", "tools", "nowhere"):
+        client.put_schedule(Schedule(name, "* * * * *", "polarity", name))
+    await cron.run_once(leader, start)
+    due = next_due("* * * * *", "UTC", start)
+    await cron.run_once(leader, due)
+    assert {job.payload for job in client.list_jobs()} == {"always", "tools"}
+    assert heard.all("not_needed") == [{"schedule": "nowhere", "due": due}]
+    found = {schedule.name: schedule for schedule in client.schedules()}
+    assert (found["nowhere"].last_at, found["nowhere"].last_job, found["nowhere"].failures) == (due, None, 0)
+    assert {schedule.next_at for schedule in found.values()} == {due + MINUTE}
+    client.declare_lane(Lane("nowhere", kinds=("wandering",)))
+    await cron.run_once(leader, due + MINUTE)
+    assert fired(client) == 5
+
+
+async def test_a_question_that_can_not_be_asked_fails_only_its_schedule(
+    engine: Engine, client: Client, cron: Cron, leader: Leader, start: datetime
+) -> None:
+    wrong = queries.Query("wrong", Path(), b"SELECT 1 / 0", ())
+
+    @engine.job("polarity", needed=lambda payload: Op(wrong, {}, bool))
+    def polarity(ctx: JobContext, payload: Any) -> None: ...
+
+    client.put_schedule(Schedule("a", "* * * * *", "polarity"))
+    client.put_schedule(EVERY_MINUTE)
+    await cron.run_once(leader, start)
+    await cron.run_once(leader, start + MINUTE)
+    assert [job.kind for job in client.list_jobs()] == ["tool_run"]
+    assert "division by zero" in (client.schedules()[0].error or "")
 
 
 @pytest.mark.parametrize(

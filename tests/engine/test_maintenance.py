@@ -13,6 +13,7 @@ from psycopg import AsyncConnection, Connection
 
 from kappa.engine import Client, Engine, JobContext, JobNotFound, JobState, Lane, WorkerConfig
 from kappa.engine.maintenance.services import PARTITION_DAYS, Expiry, Promoter, Reaper, Retention
+from kappa.engine.registry import Registry
 from kappa.engine.store import jobs, lanes, maintenance
 from kappa.engine.store.jobs import Finish, NewJob, PutBack
 from kappa.engine.store.maintenance import BATCH
@@ -276,11 +277,11 @@ async def test_a_retry_that_is_being_made_keeps_its_origin(
     run(connection, maintenance.make_partitions(now, 2 * PARTITION_DAYS))
     with other.transaction():
         retry = client.retry(origin, connection=other)
-        cleaning = asyncio.create_task(Retention().run_once(leader, now))
+        cleaning = asyncio.create_task(Retention(Registry()).run_once(leader, now))
         pid = leader.info.backend_pid
         await asyncio.to_thread(eventually, lambda: cleaning.done() or is_blocked(connection, pid))
     await cleaning
-    await Retention().run_once(leader, now)
+    await Retention(Registry()).run_once(leader, now)
     assert client.show(retry.id).retry_of == origin
     assert is_there(client, origin)
 
@@ -292,7 +293,7 @@ async def test_somebody_who_reads_the_history_for_long_holds_no_settling_up(
     other.execute("BEGIN")
     other.execute("SELECT count(*) FROM kappa.finished_jobs")
     now = clock(connection) + 3 * DAY
-    cleaning = asyncio.create_task(Retention().run_once(leader, now))
+    cleaning = asyncio.create_task(Retention(Registry()).run_once(leader, now))
     pid = leader.info.backend_pid
     await asyncio.to_thread(eventually, lambda: cleaning.done() or is_blocked(connection, pid))
     try:
@@ -300,7 +301,7 @@ async def test_somebody_who_reads_the_history_for_long_holds_no_settling_up(
         await cleaning
     finally:
         other.execute("ROLLBACK")
-    await Retention().run_once(leader, now)
+    await Retention(Registry()).run_once(leader, now)
     assert day_name(now - DAY) not in partitions(connection)
     assert day_name(now + 14 * DAY) in partitions(connection)
 

@@ -1,10 +1,17 @@
-"""A graph as its content: lines in a fixed order, without row numbers, epochs and times.
+"""A graph as text, for comparing two states of it.
 
-Two databases that say the same have the same dump. With `ids`, the public ids are content too; without them two graphs
-that grew apart under other ids can still be found to say the same.
+`dump` is its content: lines in a fixed order, without row numbers, epochs and times. Two databases that say the same
+have the same dump. With `ids`, the public ids are content too; without them two graphs that grew apart under other ids
+can still be found to say the same. `canonical` is every row of every table of one database, but for when things
+happened: what changed nothing leaves it as it was.
 """
 
+import json
+
 import psycopg
+from psycopg import sql
+
+from kappa.pg.queries import Row
 
 Lines = dict[str, list[str]]
 
@@ -45,6 +52,9 @@ QUERIES = {
         SELECT o.key, o.kind, n.name AS ontology, o.body, o.scores, o.state, o.decided_by
           FROM kappa_graph.proposals AS o LEFT JOIN kappa_graph.ontologies AS n ON n.id = o.ontology_id""",
 }
+TIMES = {"created_at", "updated_at", "made_at", "undone_at", "at", "began"}
+RECORDS = {"epochs", "changes", "type_merges", "merged_relations"}
+"""Of what happened, not of what is."""
 WITH_IDS = ("ontologies", "documents", "sources", "concepts")
 
 
@@ -69,6 +79,20 @@ def dump(url: str, *, ids: bool = True) -> Lines:
                 SELECT row_to_json(q)::text FROM ({text}) AS q"""
             lines[table] = sorted(row[0] for row in connection.execute(with_names.encode()))
         return lines
+
+
+def canonical(connection: psycopg.Connection[Row], *, leave_out: frozenset[str] = frozenset()) -> str:
+    names = connection.execute(
+        "SELECT tablename FROM pg_tables WHERE schemaname = 'kappa_graph' ORDER BY tablename"
+    ).fetchall()
+    lines: list[str] = []
+    for (name,) in names:
+        if name in RECORDS | leave_out:
+            continue
+        query = sql.SQL("SELECT to_jsonb(t) FROM kappa_graph.{} AS t").format(sql.Identifier(name))
+        rows = [{key: value for key, value in row[0].items() if key not in TIMES} for row in connection.execute(query)]
+        lines += sorted(f"{name} {json.dumps(row, sort_keys=True)}" for row in rows)
+    return "\n".join(lines)
 
 
 def whole(url: str) -> None:

@@ -13,7 +13,7 @@ from kappa.graph.annealing.executing import execute
 from kappa.graph.annealing.proposing import Annealed, Thresholds, anneal
 from kappa.graph.annealing.undoing import undo
 from kappa.graph.errors import BadProposal
-from kappa.graph.store import proposals
+from kappa.graph.store import proposals, vectors
 from kappa.graph.store.proposals import Proposal
 from kappa.pg.queries import Row
 from tests.graph.dump import Lines, dump, whole
@@ -82,6 +82,35 @@ def test_mass_coherence_and_overlap_are_what_numpy_says(graph: Graph, connection
     found = scoring.overlap(a, b)
     assert (found.shared, found.share, found.examples) == (2, pytest.approx(2 / 3), ("c1", "c2"))
     assert found.similarity == pytest.approx(float(mean @ (np.array([1, 1, 0, 0, 0]) / np.sqrt(2))), abs=1e-9)
+
+
+def test_what_is_read_in_parts_is_scored_as_what_is_read_at_once(
+    graph: Graph, connection: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generator = np.random.default_rng(11)
+    for name, labels in (("a", "pqrstuvw"), ("b", "rstuxy"), ("c", "z"), ("d", "wxyz")):
+        ids = graph.add_concepts(name, [NewConcept(label) for label in labels]).ids
+        model, size = ("m", 5) if name != "d" else ("other", 3)
+        graph.set_embeddings(model, {key: generator.normal(size=size).tolist() for key in ids.values()})
+    at_once = scoring.score(connection)
+    told: list[tuple[int, int, str]] = []
+    monkeypatch.setattr(scoring, "BATCH", 3)
+    monkeypatch.setattr(vectors, "PART_BYTES", 1)
+    in_parts = scoring.score(connection, lambda *said: told.append(said))
+    for one, other in zip(at_once, in_parts, strict=True):
+        assert (one.labels, one.mass, one.model) == (other.labels, other.mass, other.model)
+        assert one.coherence == pytest.approx(other.coherence)
+        if one.middle is None:
+            assert other.middle is None
+        else:
+            np.testing.assert_allclose(one.middle, other.middle)
+    assert [one.coherence is None for one in at_once] == [False, False, True, False]
+    assert len(told) > 20
+    assert all(done <= total for done, total, _ in told)
+    # The same pairs as if each were held against each.
+    wanted = [(i, j) for i in range(4) for j in range(i + 1, 4) if scoring.overlap(at_once[i], at_once[j]).shared >= 2]
+    assert scoring.sharing(at_once, 2) == wanted == [(0, 1), (1, 3)]
+    assert scoring.sharing(at_once, 5) == []
 
 
 def test_a_proposal_is_made_once_whatever_becomes_of_it(graph: Graph, url: str, connection: Session) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kappa.graph import BadWrite, Chunk, Graph, NewConcept, NewDocument, NewLink, NewRelation, UnknownRelationType
 from kappa.pg.queries import Row
-from tests.graph.canonical import canonical
+from tests.graph.dump import canonical
 from tests.graph.worlds import write
 from tests.ground import eventually
 

@@ -15,7 +15,7 @@ from kappa.graph.ingest.match import type_text
 from kappa.graph.measures import vocabulary
 from kappa.graph.store.vocabulary import Embedded
 from kappa.pg.queries import Row
-from tests.graph.canonical import canonical
+from tests.graph.dump import canonical
 from tests.graph.worlds import write
 
 Session = psycopg.Connection[Row]
@@ -130,16 +130,31 @@ def embedded(vectors: Mapping[str, Sequence[float]]) -> list[Embedded]:
 
 def test_the_two_most_alike_are_merged_and_the_more_used_stays() -> None:
     types = embedded({"EATS": (1, 0, 0), "DEVOURS": (1, 0.1, 0), "CONSUMES": (1, 0.3, 0), "LIVES_IN": (0, 0, 1)})
-    found = vocabulary.nearest(types, {0: 5, 1: 9}, 0.8)
-    assert found is not None
-    assert (types[found.merged].name, types[found.survivor].name) == ("EATS", "DEVOURS")
-    assert found.similarity == pytest.approx(1 / np.sqrt(1.01), abs=1e-6)
-    assert vocabulary.nearest(types, {}, 0.9999) is None
-    assert vocabulary.nearest(types[:1], {}, 0.5) is None
+    found = list(vocabulary.alike(types, 0.8))
+    assert [pair[:2] for pair in found] == [("EATS", "DEVOURS"), ("DEVOURS", "CONSUMES"), ("EATS", "CONSUMES")]
+    assert found[0][2] == pytest.approx(1 / np.sqrt(1.01), abs=1e-6)
+    assert list(vocabulary.alike(types, 0.9999)) == []
+    assert list(vocabulary.alike(types[:1], 0.5)) == []
+    assert vocabulary.more_used_first(("EATS", "DEVOURS"), {"EATS": 5, "DEVOURS": 9}) == ["DEVOURS", "EATS"]
     # Of equals the one that is a seed, then the first by name.
-    seeded = vocabulary.nearest(embedded({"AFFORDS": (1, 0), "CAUSES": (1, 0)}), {}, 0.8)
-    assert seeded is not None
-    assert seeded.survivor == 1
+    assert vocabulary.more_used_first(("AFFORDS", "CAUSES"), {}) == ["CAUSES", "AFFORDS"]
+    assert vocabulary.more_used_first(("DEVOURS", "CONSUMES"), {}) == ["CONSUMES", "DEVOURS"]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_every_two_that_are_alike_are_found_once(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where they are compared in parts."""
+    monkeypatch.setattr(vocabulary, "ROWS", 7)
+    unit = np.random.default_rng(seed).normal(size=(30, 3))
+    unit /= np.linalg.norm(unit, axis=1, keepdims=True)
+    names = [chr(65 + at // 26) * 3 + chr(65 + at % 26) * 3 for at in range(30)]  # no numbers: those tell apart
+    types = embedded({name: vector.tolist() for name, vector in zip(names, unit, strict=True)})
+    near = np.round(unit @ unit.T, 6)
+    expected = {(names[i], names[j]) for i in range(30) for j in range(i + 1, 30) if near[i, j] >= 0.8}
+    found = list(vocabulary.alike(types, 0.8))
+    assert {pair[:2] for pair in found} == expected
+    assert len(found) == len(expected) > 20
+    assert [pair[2] for pair in found] == sorted((pair[2] for pair in found), reverse=True)
 
 
 @pytest.mark.parametrize(
@@ -147,7 +162,7 @@ def test_the_two_most_alike_are_merged_and_the_more_used_stays() -> None:
     [("CAUSES", "NOT_CAUSES"), ("CAUSES", "CAUSED_BY"), ("ENABLES", "DISABLES"), ("INCREASES", "DECREASES")],
 )
 def test_what_words_tell_apart_is_never_merged(one: str, other: str) -> None:
-    assert vocabulary.nearest(embedded({one: (1, 0), other: (1, 0)}), {}, 0.5) is None
+    assert list(vocabulary.alike(embedded({one: (1, 0), other: (1, 0)}), 0.5)) == []
 
 
 @pytest.mark.parametrize(
@@ -171,7 +186,10 @@ def test_a_type_is_remeasured_by_the_targets_of_its_relations(graph: Graph, conn
     write(graph, [*good, *bad, *praise, *(("x", "NEAR", f"lonely{m}") for m in range(9)), ("x", "RARE", "good1")])
     expected = 8 / (8 + 1.96**2)
     numbers = {name: number for number, name in graph.active_types()}
-    told = {name: graph.remeasure_type(number, sample=100, seed=1)[0] for name, number in numbers.items()}
+    told = {
+        name: graph.remeasure_type(number, graph.groundings(), sample=100, seed=1)[0]
+        for name, number in numbers.items()
+    }
     assert told == {
         "SUPPORTS": "well", "PRAISES": "well", "CONTRADICTS": "contradicted", "BLAMES": "contradicted",
         "NEAR": "insufficient", "RARE": "insufficient",
@@ -180,10 +198,12 @@ def test_a_type_is_remeasured_by_the_targets_of_its_relations(graph: Graph, conn
     assert found["PRAISES"].grounding == pytest.approx(expected, abs=1e-4)
     assert (found["SUPPORTS"].sampled, found["NEAR"].sampled, found["NEAR"].grounding) == (40, 9, None)
     before = canonical(connection)
-    assert not any(graph.remeasure_type(number, sample=100, seed=1)[1] for number in numbers.values())
+    assert not any(
+        graph.remeasure_type(number, graph.groundings(), sample=100, seed=1)[1] for number in numbers.values()
+    )
     assert canonical(connection) == before
     # A smaller sample is the same one each time.
-    few = [graph.remeasure_type(numbers["SUPPORTS"], sample=7, seed=3) for _ in range(2)]
+    few = [graph.remeasure_type(numbers["SUPPORTS"], graph.groundings(), sample=7, seed=3) for _ in range(2)]
     assert few == [("well", True), ("well", False)]
 
 

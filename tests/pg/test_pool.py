@@ -141,6 +141,13 @@ def test_a_server_that_isnt_there_gives_a_clear_error_in_time() -> None:
         Database(nowhere).connect()
 
 
+@pytest.mark.parametrize("address", ["garbage secret", "postgresql//ada:secret@host/kappa", "host=x secret"])
+def test_an_address_that_makes_no_sense_is_not_repeated(address: str) -> None:
+    with pytest.raises(PgError, match="address can't be understood") as refused:
+        Database(address).connect()
+    assert "secret" not in str(refused.value)
+
+
 def test_pools_larger_than_the_server_are_refused_with_the_sum(url: str) -> None:
     bounds = {"queue": Bounds(1, 150), "graph": Bounds(1, 100)}
     with (

@@ -51,8 +51,9 @@ MEANING: dict[Permission, str] = {
     Permission.GRAPH_READ: "ask the graph, see concepts and their evidence, the vocabulary and artifacts",
     Permission.GRAPH_WRITE: "add concepts and relations",
     Permission.GRAPH_INGEST: "upload documents, and submit them for ingestion",
-    Permission.GRAPH_CURATE: "rename and delete ontologies; decide about proposals, have them carried out and undone",
-    Permission.GRAPH_MANAGE: "merge relation types; back up and restore; change what questions may use",
+    Permission.GRAPH_CURATE: "rename and delete ontologies; merge relation types; decide about proposals, have them "
+    "carried out; undo both",
+    Permission.GRAPH_MANAGE: "back up and restore; change what questions may use",
 }
 
 _READ_ONLY = frozenset({Permission.ACCOUNT_USE, Permission.JOBS_VIEW, Permission.TOOLS_VIEW, Permission.GRAPH_READ})

@@ -79,6 +79,7 @@ class Settings(BaseSettings):
     max_body: int = Field(default=1024 * 1024, ge=1024, description="Bytes that a request's body may have")
     max_upload: int = Field(default=100_000_000, ge=1, le=100_000_000, description="Bytes that a document may have")
     session_hours: float = Field(default=12, gt=0, le=24 * 365, description="How long a sign-in lasts")
+    audit_days: int = Field(default=365, ge=1, le=36_500, description="How long entries of the audit log are kept")
     threadpool_tokens: int = Field(
         default=200, ge=1, description="`THREADPOOL_TOKENS`: blocking calls of the server at once"
     )

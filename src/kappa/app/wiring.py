@@ -3,9 +3,11 @@
 import importlib
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
-from kappa.app import kinds
+from kappa.app import kinds, retention
 from kappa.app.settings import BadSetting, Settings
 from kappa.engine import COMPONENT as ENGINE
 from kappa.engine import Engine
@@ -44,6 +46,7 @@ def build_engine(settings: Settings, database: Database) -> Engine:
     """The engine with every handler that Kappa brings, and those that the settings name."""
     engine = Engine(database)
     kinds.declare(engine, settings)
+    engine.forget(partial(retention.forget_audit, timedelta(days=settings.audit_days)))
     if settings.handlers is not None:
         _load(settings.handlers)(engine)
     return engine

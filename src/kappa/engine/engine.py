@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,7 +17,7 @@ from kappa.engine.signals import Signals
 from kappa.engine.store import lanes, maintenance
 from kappa.engine.worker import Worker, run_until_signal
 from kappa.pg import Bounds, Database, component, migrate
-from kappa.pg.ops import run
+from kappa.pg.ops import Op, run
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -45,17 +45,21 @@ class Engine:
         approval: bool = False,
         estimate: Callable[[Any], Any] | None = None,
         adoptable: bool = False,
+        needed: Callable[[Any], Op[bool] | None] | None = None,
     ) -> Callable[[F], F]:
         """Declare the decorated function as the handler of a kind: `(ctx)` or `(ctx, payload)`, blocking or async.
 
         `adoptable` is for work that outlives its worker: an orphan is handed to the handler again, as the same attempt
         with `ctx.adopted`, to find what became of it; if nothing can be found it raises `AttemptLost`.
+
+        `needed` is asked by the leader, with the payload, when a schedule of this kind is due: if it gives an operation
+        that says no, no job is made.
         """
 
         def declare(function: F) -> F:
             self.registry.add(
                 kind, function, timeout=timeout, idempotent=idempotent, max_attempts=max_attempts,
-                approval=approval, estimate=estimate, adoptable=adoptable,
+                approval=approval, estimate=estimate, adoptable=adoptable, needed=needed,
             )  # fmt: skip
             return function
 
@@ -65,6 +69,14 @@ class Engine:
         """Declare a lane that `install` makes if there is none of its name."""
         self._lanes[lane.name] = lane
         return lane
+
+    def forget(self, old: Callable[[datetime | None], Op[int]]) -> None:
+        """Have the leader delete what is too old of the program's own, whenever it deletes finished jobs.
+
+        The operation deletes some and says how many: none are left when it says 0. Its argument is the time, if it is
+        not the database's.
+        """
+        self.registry.forgetting.append(old)
 
     def at_end(self, act: Callable[[], object]) -> None:
         """Have this called by `close`: what handlers share and somebody must put away."""

@@ -6,14 +6,17 @@ import re
 import typing
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import to_json
 
 from kappa.engine.errors import BadPayload, EngineError, UnknownKind
+
+if TYPE_CHECKING:
+    from kappa.pg.ops import Op
 
 IDEMPOTENT_ATTEMPTS = 3
 
@@ -33,6 +36,7 @@ class Handler:
     approval: bool = False
     estimate: Callable[[Any], Any] | None = None
     adoptable: bool = False
+    needed: "Callable[[Any], Op[bool] | None] | None" = None
     is_async: bool = False
     takes_payload: bool = True
     may_return_nothing: bool = True
@@ -75,6 +79,8 @@ class Registry:
 
     def __init__(self) -> None:
         self._handlers: dict[str, Handler] = {}
+        self.forgetting: list[Callable[[datetime | None], Op[int]]] = []
+        """What a program has the leader delete of its own; each gives how much it deleted."""
 
     def add(
         self,
@@ -87,6 +93,7 @@ class Registry:
         approval: bool = False,
         estimate: Callable[[Any], Any] | None = None,
         adoptable: bool = False,
+        needed: "Callable[[Any], Op[bool] | None] | None" = None,
     ) -> Handler:
         if kind in self._handlers:
             raise EngineError(f"kind {kind!r} has a handler already: {self._handlers[kind].function}")
@@ -102,6 +109,7 @@ class Registry:
             approval=approval,
             estimate=estimate,
             adoptable=adoptable,
+            needed=needed,
             is_async=inspect.iscoroutinefunction(function),
             takes_payload=takes_payload,
             may_return_nothing=_takes_nothing(results),

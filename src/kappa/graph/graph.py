@@ -6,8 +6,7 @@ which on they are seen; questions say up to which epoch their answer is true.
 
 import threading
 from collections import OrderedDict
-from collections.abc import Generator, Iterable, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Self
 from uuid import UUID
@@ -16,7 +15,7 @@ from psycopg import Connection
 
 from kappa.graph import writing
 from kappa.graph.config import TIMEOUT, WORKERS, GraphConfig, from_environment
-from kappa.graph.errors import BadQuestion, ForeignGraph
+from kappa.graph.errors import BadQuestion
 from kappa.graph.identity import concept_key, normal
 from kappa.graph.measuring import Measuring
 from kappa.graph.model import (
@@ -88,8 +87,9 @@ class Graph(Measuring):
         """
         self.database = Database(database) if isinstance(database, str) else database
         self.config = config or from_environment()
-        self._pool = pool or Pool(
-            self.database.url, "graph", self.config.pool, behind_pooler=self.database.behind_pooler
+        super().__init__(
+            pool or Pool(self.database.url, "graph", self.config.pool, behind_pooler=self.database.behind_pooler),
+            backend or SqlBackend(),
         )
         self._own_pool = pool is None
         self._budget = budget or process_budget(self.config.pool.max_size)
@@ -98,7 +98,6 @@ class Graph(Measuring):
         self._keeper = Keeper(self.database, self._pool, self._kernel, self.config) if backend is None else None
         packs = isinstance(self._kernel, kernel.CKernel)
         self._vectors = VectorKeeper(self._pool, self.config, packs) if backend is None else None
-        self._backend = backend or SqlBackend()
         self._desk = Desk(
             self._pool, self._backend, self._keeper, self._vectors, self._kernel, self._budget, self.config
         )  # fmt: skip
@@ -136,26 +135,6 @@ class Graph(Measuring):
         self.close()
 
     # Writing
-
-    @contextmanager
-    def transaction(self) -> Generator[Connection[Row]]:
-        """Several writes that commit together: pass the connection to each of them."""
-        self._only_own("is not ours to write")
-        with self._pool.transaction() as connection:
-            yield connection
-
-    def _only_own(self, why: str) -> None:
-        if not self._backend.own:
-            raise ForeignGraph(f"a graph of the backend {self._backend.name!r} {why}")
-
-    @contextmanager
-    def _writing(self, connection: Connection[Row] | None) -> Generator[Connection[Row]]:
-        self._only_own("is not ours to write")
-        if connection is not None:
-            yield connection
-            return
-        with self._pool.transaction() as own:
-            yield own
 
     def ontology(self, name: str, description: str = "", *, connection: Connection[Row] | None = None) -> Ontology:
         """The ontology of this name, made if there is none."""

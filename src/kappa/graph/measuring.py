@@ -1,7 +1,6 @@
 """The part of the graph's front that measures it: concepts, the vocabulary, maps, and artifacts that keep results."""
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import timedelta
 from typing import Any, TypeVar, cast
@@ -11,6 +10,7 @@ import numpy as np
 from psycopg import Connection
 
 from kappa.graph import merging
+from kappa.graph.access import Access
 from kappa.graph.errors import BadQuestion, UnknownConcept
 from kappa.graph.findings import Artifact, Measured, MeasuredType, Merge, NewArtifact
 from kappa.graph.ingest.embedding import Embedder
@@ -19,11 +19,11 @@ from kappa.graph.measures import clusters, pictures, projection
 from kappa.graph.measures import vocabulary as wording
 from kappa.graph.model import Concept, Polarity, Related, SearchAnswer
 from kappa.graph.query import grounding
+from kappa.graph.query.grounding import Groundings
 from kappa.graph.query.reading import one_state
 from kappa.graph.store import artifacts, clock, concepts, ontologies, vectors, vocabulary
 from kappa.graph.store.vectors import Kind
 from kappa.graph.store.vocabulary import Last
-from kappa.pg import Pool
 from kappa.pg.queries import Row
 
 A = TypeVar("A", Related, SearchAnswer)
@@ -39,16 +39,8 @@ def _no_step(done: float, total: float, what: str) -> None:
     pass
 
 
-class Measuring:
+class Measuring(Access):
     """What `Graph` can measure."""
-
-    _pool: Pool
-
-    def _only_own(self, why: str) -> None:
-        raise NotImplementedError
-
-    def _writing(self, connection: Connection[Row] | None) -> AbstractContextManager[Connection[Row]]:
-        raise NotImplementedError
 
     # Concepts
 
@@ -146,15 +138,19 @@ class Measuring:
                 "ambiguous": sum(one.ambiguous for one in scored),
             }  # fmt: skip
 
-    def nearest_types(self, least: float) -> tuple[str, str, float] | None:
-        """The two types most alike: the one that would go, the one that would stay, and how alike."""
+    def alike_types(self, least: float) -> Iterator[tuple[str, str, float]]:
+        """Every two types that say the same, with how alike they are; the most alike first."""
         self._only_own("has a vocabulary of its own")
         with self._pool.connection() as connection, one_state(connection):
             models = vocabulary.models(connection)
             types = vocabulary.embeddings(connection, models[0]) if models else []
-            relations = {row.number: row.relations for row in vocabulary.types(connection)}
-        found = wording.nearest(types, relations, least)
-        return None if found is None else (types[found.merged].name, types[found.survivor].name, found.similarity)
+        return wording.alike(types, least)
+
+    def unite_types(self, one: str, other: str, *, by: str = "", similarity: float | None = None) -> Merge:
+        """Merge the less used of two types into the other."""
+        with self._writing(None) as writer:
+            survivor, merged = wording.more_used_first((one, other), vocabulary.used(writer, [one, other]))
+            return merging.merge_types(writer, merged, survivor, by=by, similarity=similarity)
 
     def active_types(self) -> list[tuple[int, str]]:
         """Number and name, by name."""
@@ -162,16 +158,18 @@ class Measuring:
         with self._pool.connection() as connection:
             return vocabulary.active(connection)
 
-    def remeasure_type(self, number: int, *, sample: int, seed: int) -> tuple[str, bool]:
+    def groundings(self) -> Groundings:
+        """For `remeasure_type`: what was measured for one type is known for the next."""
+        self._only_own("is not measured")
+        with self._pool.connection() as connection:
+            return Groundings(connection)
+
+    def remeasure_type(self, number: int, known: Groundings, *, sample: int, seed: int) -> tuple[str, bool]:
         """What the targets of a sample of its relations rest on, and whether that is new."""
         with self._writing(None) as writer:
             targets = vocabulary.sample(writer, number, seed, sample)
-            found = grounding.measure(writer, sorted(set(targets)))
-            grounded = [
-                found[node].grounding.value
-                for node in targets
-                if found[node].grounding.supports + found[node].grounding.contradictions
-            ]
+            found = known.of(writer, targets)
+            grounded = [found[node].value for node in targets if found[node].supports + found[node].contradictions]
             status, mean = wording.epistemic(len(targets), grounded)
             return status, vocabulary.set_epistemic(writer, number, status, mean, len(targets), len(grounded))
 
@@ -215,8 +213,9 @@ class Measuring:
         step(0, rounds + 1, f"{len(nodes)} concepts")
         places = projection.pca(unit) if way == "pca" else projection.tsne(
             unit, lambda at: step(at, rounds + 1, f"round {at} of {rounds}"))  # fmt: skip
-        step(rounds, rounds + 1, "clusters")
-        labels = clusters.cluster(unit, clusters.how_many(len(nodes)), seed)
+        labels = clusters.cluster(
+            unit, clusters.how_many(len(nodes)), seed, lambda: step(rounds, rounds + 1, "clusters")
+        )
         found = _named(unit, labels, [rows[node] for node in nodes])
         content = {
             "concepts": [

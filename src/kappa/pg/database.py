@@ -70,6 +70,11 @@ class Database:
             )
         except psycopg.OperationalError as error:
             raise PgError(f"no connection to the database: {' '.join(str(error).split())}") from error
+        except psycopg.ProgrammingError:
+            # What the driver says of it repeats it, with the password if there is one.
+            raise PgError(
+                "the database's address can't be understood: it looks like postgresql://user@host/name"
+            ) from None
 
     def check_capacity(self) -> Capacity:
         """Fail when the server is too old, or gives fewer connections than the pools may open."""

@@ -31,13 +31,13 @@ async def merges(services: Uses, limit: Annotated[int, Query(ge=1, le=1000)] = 1
     return [MergeView.model_validate(one) for one in await services.curation.merges(limit)]
 
 
-@routes.post("/graph/vocabulary/merges", Permission.GRAPH_MANAGE, 501, status_code=201)
+@routes.post("/graph/vocabulary/merges", Permission.GRAPH_CURATE, 501, status_code=201)
 async def merge(services: Uses, who: Who, body: MergeTypes) -> MergeView:
     """Merge one relation type into another: every relation of it is rewritten, in one transaction."""
     return MergeView.model_validate(await services.curation.merge(who, body.merged, body.survivor))
 
 
-@routes.post("/graph/vocabulary/merges/{merge_id}/undo", Permission.GRAPH_MANAGE, 501)
+@routes.post("/graph/vocabulary/merges/{merge_id}/undo", Permission.GRAPH_CURATE, 501)
 async def undo(services: Uses, who: Who, merge_id: MergePath) -> MergeView:
     """Undo a merge, exactly. Of two that have to do with each other, the later one first."""
     return MergeView.model_validate(await services.curation.undo(who, merge_id))

@@ -1,6 +1,7 @@
 """`kg artifact` and `kg projection`: results that are kept, and the map of concepts."""
 
 import sys
+from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,7 +11,7 @@ import typer
 
 from kappa.app import remote, settings
 from kappa.app.api.measure_schemas import KeptArtifact
-from kappa.app.cli import show, tables
+from kappa.app.cli import show, tables, values
 from kappa.app.cli.jobs import run_job
 
 app = typer.Typer(no_args_is_help=True, help="Artifacts: maps, axes and other results that are kept.")
@@ -96,6 +97,9 @@ def projection(
 
 def drawn(kind: str, payload: dict[str, Any], to: Path | None, as_json: bool, *, wait: bool = True) -> None:
     """Have a job draw something, and take the picture."""
+    if to is not None and str(to) != "-" and (to.is_dir() or not to.parent.is_dir()):
+        # Known before the work, not after.
+        raise values.BadInput(f"{to} can't be written: it is a directory, or in none")
     job = run_job(kind, payload, as_json=as_json and to is None, wait=wait)
     if job is not None and to is not None:
         saved(UUID(job.result["artifact"]), to, as_json)
@@ -110,8 +114,13 @@ def saved(artifact_id: UUID, to: Path | None, as_json: bool) -> None:
     ending = ".svg" if answer.headers["content-type"].startswith("image/svg") else ".bin"
     place = to or Path(f"{artifact_id}{ending}")
     draft = place.with_name(f".{place.name}.part")
-    draft.write_bytes(answer.content)
-    draft.replace(place)
+    try:
+        draft.write_bytes(answer.content)
+        draft.replace(place)
+    except OSError as error:
+        with suppress(OSError):
+            draft.unlink(missing_ok=True)
+        raise values.BadInput(f"{place} can't be written: {error.strerror}") from None
     if as_json:
         show.as_json({"artifact": str(artifact_id), "file": str(place), "bytes": len(answer.content)})
     else:

@@ -13,6 +13,7 @@ from kappa.app import remote, settings, wiring
 from kappa.app.api.schemas import EnqueuedJob
 from kappa.app.cli import progress, show, values
 from kappa.app.cli.jobs import WAIT
+from kappa.app.errors import NotFound
 from kappa.app.settings import Settings
 from kappa.engine import JobState
 from kappa.graph import backup
@@ -55,6 +56,8 @@ def make(
 
     Example: kg backup make graph.kappa
     """
+    if file.is_dir():
+        raise values.BadInput(f"{file} is a directory: name a file in it")
     if file.exists() and not force:
         raise values.BadInput(f"{file} is there already: --force writes over it")
     configured = settings.load()
@@ -105,6 +108,12 @@ def restore(
 
 
 def _from_database(configured: Settings) -> Generator[bytes]:
+    if configured.database_url is None:
+        place = wiring.embedded_server(configured, show.say).status()
+        if not place.data.exists():
+            raise NotFound(
+                f"{place.home} has no database to back up: KAPPA_HOME or KAPPA_SERVER says where there is one"
+            )
     with wiring.open_database(configured, "kg backup", show.say) as database, database.connect() as connection:
         yield from backup.make(connection, lambda table, rows: show.say(f"{table}: {rows:,}"))
 

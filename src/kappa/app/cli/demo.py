@@ -137,7 +137,9 @@ class _Guide(threading.Thread):
             show.line(f"2. Job {report.job} reads the pages: {worded(report.estimate)}.")
         else:
             show.line(f"2. Job {jobs[0]} was interrupted the last time, and goes on where it was.")
-        ended = progress.watch(self._settings, jobs, as_json=False, wait=0, teller=ingest_progress.teller)
+        ended = progress.watch(
+            self._settings, jobs, as_json=False, wait=0, teller=ingest_progress.teller, goes_on=False
+        )
         for job in ended:
             if job.state is not JobState.SUCCEEDED:
                 raise DemoFailed(f"job {job.id} ended as {job.state}: {job.error_summary}")

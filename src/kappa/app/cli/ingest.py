@@ -168,12 +168,7 @@ def _tell(report: Report) -> None:
 
 def watch(configured: Settings, jobs: list[int], *, as_json: bool) -> bool:
     """Whether all of it got into the graph; what didn't has a line."""
-    try:
-        ended = progress.watch(configured, jobs, as_json=as_json, wait=WAIT, teller=ingest_progress.teller)
-    except KeyboardInterrupt:
-        for job in jobs:
-            show.say(f"job {job} goes on: `kg job watch {job}` follows it, `kg job cancel {job}` ends it")
-        raise
+    ended = progress.watch(configured, jobs, as_json=as_json, wait=WAIT, teller=ingest_progress.teller)
     results = [ingest_progress.result(job) for job in ended]
     errors = [error for result in results if result is not None for error in result.errors]
     for error in errors:

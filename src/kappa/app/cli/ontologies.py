@@ -12,6 +12,7 @@ from kappa.app.api.schemas import EnqueuedJob
 from kappa.app.cli import progress, show, values
 from kappa.app.cli.jobs import WAIT
 from kappa.engine import JobState
+from kappa.graph.store.proposals import ProposalState
 
 ontology_app = typer.Typer(no_args_is_help=True, help="Ontologies: what is in them, and their names.")
 proposal_app = typer.Typer(no_args_is_help=True, help="Proposals about ontologies: decide, carry out, undo.")
@@ -108,7 +109,7 @@ def anneal(wait: Waits = True, as_json: show.AsJson = False) -> None:
 
 @proposal_app.command(name="list")
 def list_proposals(
-    state: Annotated[str | None, typer.Option(help="Only those that are so, as in pending.")] = None,
+    state: Annotated[ProposalState | None, typer.Option(help="Only those that are so.")] = None,
     limit: Annotated[int, typer.Option(min=1, max=1000, help="So many at most.")] = 100,
     as_json: show.AsJson = False,
 ) -> None:

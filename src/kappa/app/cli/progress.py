@@ -23,10 +23,20 @@ def watch(
     as_json: bool,
     wait: float,
     teller: Callable[[], AbstractContextManager[Tell]] | None = None,
+    goes_on: bool = True,
 ) -> list[JobView]:
-    """The jobs when all of them have ended, shown meanwhile; to people as `teller` does, where they have their own."""
-    with _teller(as_json) if teller is None or as_json else teller() as tell:
-        return asyncio.run(_follow_all(settings, list(dict.fromkeys(ids)), Patience(wait, show.say), tell))
+    """The jobs when all of them have ended, shown meanwhile; to people as `teller` does, where they have their own.
+
+    Who is interrupted is told that the work `goes_on`, unless its server ends with this command.
+    """
+    wanted = list(dict.fromkeys(ids))
+    try:
+        with _teller(as_json) if teller is None or as_json else teller() as tell:
+            return asyncio.run(_follow_all(settings, wanted, Patience(wait, show.say), tell))
+    except KeyboardInterrupt:
+        for job in wanted if goes_on else ():
+            show.say(f"job {job} goes on: `kg job watch {job}` follows it, `kg job cancel {job}` ends it")
+        raise
 
 
 async def _follow_all(settings: Settings, ids: Sequence[int], patience: Patience, tell: Tell) -> list[JobView]:

@@ -1,7 +1,8 @@
 """The kind `artifact_cleanup`: what has expired goes, in small transactions, each of which leaves everything in order.
 
 An artifact of the graph is one row with its bytes. One of a tool run is a row and a file: the file is written down
-before it is removed. Uploads that no restore will ask for go as well.
+before it is removed. Uploads that no restore will ask for go as well. Its schedule is approved; what a person asks for,
+somebody else may have to approve: it deletes what others made.
 """
 
 from datetime import timedelta
@@ -15,8 +16,11 @@ from kappa.engine import Engine, JobContext, Schedule
 from kappa.engine.tools import ArtifactStore, artifacts_of
 from kappa.engine.tools.expiry import Expiry
 from kappa.graph.store import expiry as graph_expiry
-from kappa.pg import Database
-from kappa.pg.ops import run
+from kappa.pg import Database, queries
+from kappa.pg.ops import Op, run
+
+sql = queries.beside(__file__)
+ANY_EXPIRED = sql["any_expired"]
 
 BATCH = 100
 HOURLY = Schedule("artifact_cleanup", "7 * * * *", "artifact_cleanup", {})
@@ -43,8 +47,17 @@ def declare(engine: Engine, settings: Settings) -> None:
     def artifact_cleanup(ctx: JobContext, asked: CleanUp | None) -> CleanUpResult:
         return clean_up(ctx, engine.database, expiry, asked or CleanUp())
 
-    engine.job("artifact_cleanup", timeout=timedelta(hours=1), idempotent=True)(artifact_cleanup)
+    engine.job("artifact_cleanup", timeout=timedelta(hours=1), idempotent=True, approval=True, needed=any_expired)(
+        artifact_cleanup
+    )
     engine.schedule(HOURLY)
+
+
+def any_expired(asked: CleanUp | None) -> Op[bool]:
+    """For `needed`: whether anything has. Only a run sees files without a row, so there is one a day anyway."""
+    days = None if asked is None else asked.tool_artifacts_days
+    params = {"keep": None if days is None else timedelta(days=days), "schedule": f"schedule {HOURLY.name}"}
+    return Op(ANY_EXPIRED, params, lambda rows: rows[0][0])
 
 
 def clean_up(ctx: JobContext, database: Database, expiry: Expiry, asked: CleanUp) -> CleanUpResult:

@@ -11,6 +11,8 @@ from kappa.engine import Engine, JobContext, JobFailed, Schedule
 from kappa.graph.config import MAX_HOPS
 from kappa.graph.errors import BadQuestion, UnknownConcept, UnknownOntology, UnknownRelationType
 from kappa.graph.model import Direction, Where
+from kappa.graph.store import artifacts
+from kappa.pg.ops import Op
 
 if TYPE_CHECKING:
     from kappa.graph import Graph
@@ -32,7 +34,7 @@ class Project(BaseModel):
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 1
     keep_days: Annotated[int, Field(ge=1, le=3650)] | None = None
     only_if_changed: bool = False
-    """A graph without embeddings is nothing to do rather than an error."""
+    """A graph without embeddings, or whose map is there, is nothing to do."""
 
 
 class AskedPolarity(BaseModel):
@@ -65,9 +67,17 @@ def declare(engine: Engine, shop: Workshop) -> None:
     def polarity(ctx: JobContext, asked: AskedPolarity) -> Drawn:
         return place(ctx, shop.graph, asked)
 
-    engine.job("projection", timeout=timedelta(minutes=30), idempotent=True)(projection)
+    engine.job("projection", timeout=timedelta(minutes=30), idempotent=True, needed=unmapped)(projection)
     engine.job("polarity", timeout=timedelta(minutes=10), idempotent=True)(polarity)
     engine.schedule(SCHEDULE)
+
+
+def unmapped(asked: Project | None) -> Op[bool] | None:
+    """For `needed`: whether there would be a new map."""
+    if asked is None or not asked.only_if_changed:
+        return None
+    about = {"way": asked.way, "most": asked.most, "seed": asked.seed}
+    return artifacts.unmapped(asked.ontology, about if asked.model is None else {**about, "model": asked.model})
 
 
 def project(ctx: JobContext, graph: "Graph", asked: Project) -> Drawn:

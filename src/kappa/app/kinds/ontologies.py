@@ -5,12 +5,14 @@ transaction with the job's success; while an ingestion works on one of its ontol
 """
 
 from datetime import timedelta
+from functools import partial
 from typing import Annotated, Any
 
 import psycopg
 from psycopg import Connection
 from pydantic import BaseModel, Field
 
+from kappa.app.kinds.periodic import Periodic, Result, if_changed, keep_run, last_run, parameters_of
 from kappa.app.kinds.workshop import Workshop
 from kappa.engine import Engine, JobContext, JobFailed, Schedule, Snooze
 from kappa.graph.annealing import executing, undoing
@@ -29,20 +31,16 @@ WAITS = timedelta(seconds=30)
 NIGHTLY = Schedule("ontology_annealing", "57 3 * * *", "ontology_annealing", {"only_if_changed": True})
 
 
-class Anneal(BaseModel):
+class Anneal(Periodic):
     """From where on something is proposed; what is left out is as usual."""
 
-    only_if_changed: bool = False
-    """End at once if the graph has not changed since the last run."""
     merge_share: Annotated[float, Field(gt=0, le=1)] = 0.5
     split_concepts: Annotated[int, Field(ge=4)] = 20
     split_coherence: Annotated[float, Field(ge=-1, le=1)] = 0.5
     dissolve_concepts: Annotated[int, Field(ge=0)] = 2
 
 
-class AnnealResult(BaseModel):
-    skipped: str | None = None
-    """Why there was nothing to do."""
+class AnnealResult(Result):
     ontologies: int = 0
     proposed: int = 0
     """Proposals that are new."""
@@ -69,7 +67,10 @@ def declare(engine: Engine, shop: Workshop) -> None:
     def proposal_execution(ctx: JobContext, asked: Execute) -> ExecuteResult | Snooze:
         return execute(ctx, engine.database, asked)
 
-    engine.job("ontology_annealing", timeout=timedelta(hours=1), idempotent=True)(ontology_annealing)
+    engine.job(
+        "ontology_annealing", timeout=timedelta(hours=1), idempotent=True,
+        needed=partial(if_changed, "ontology_annealing"),
+    )(ontology_annealing)  # fmt: skip
     engine.job("proposal_execution", timeout=timedelta(hours=1), idempotent=True)(proposal_execution)
     engine.schedule(NIGHTLY)
 
@@ -78,22 +79,20 @@ def anneal(ctx: JobContext, shop: Workshop, asked: Anneal) -> AnnealResult:
     from kappa.graph.annealing.proposing import Thresholds
     from kappa.graph.annealing.proposing import anneal as write
 
-    graph, parameters = shop.graph, asked.model_dump(exclude={"only_if_changed"})
-    if asked.only_if_changed:
-        last = graph.last_measured(ctx.kind)
-        if last is not None and last.parameters == parameters and last.epoch == graph.epoch():
-            return AnnealResult.model_validate({**last.result, "skipped": f"unchanged since epoch {last.epoch}"})
+    graph = shop.graph
+    if (last := last_run(graph, ctx.kind, asked, AnnealResult)) is not None:
+        return last
 
-    def told(done: int, total: int) -> None:
+    def told(done: int, total: int, what: str) -> None:
         ctx.raise_if_cancelled()
-        ctx.progress(done, total, "ontologies compared")
+        ctx.progress(done, total, what)
 
     epoch = graph.epoch()
     with graph.transaction() as connection:
-        found = write(connection, Thresholds(**parameters), told)
+        found = write(connection, Thresholds(**parameters_of(asked)), told)
         ctx.raise_if_cancelled()
     result = AnnealResult(ontologies=found.ontologies, proposed=found.proposed, known=found.known)
-    graph.set_measured(ctx.kind, parameters, epoch, result.model_dump(exclude={"skipped"}))
+    keep_run(graph, ctx.kind, asked, epoch, result)
     return result
 
 

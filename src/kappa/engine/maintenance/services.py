@@ -102,6 +102,9 @@ class Retention:
     name = "retention"
     every = 300.0
 
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+
     async def run_once(self, connection: AsyncConnection[Row], now: datetime | None = None) -> float | None:
         try:
             async with self._briefly(connection):
@@ -118,6 +121,9 @@ class Retention:
         await run_async(connection, maintenance.forget_workers())
         await run_async(connection, maintenance.forget_fleet())
         await run_async(connection, insight.forget_events())
+        for old in self._registry.forgetting:
+            while await run_async(connection, old(now)):
+                pass
         return None
 
     async def _drop(self, connection: AsyncConnection[Row], table: str, now: datetime | None) -> None:
@@ -169,19 +175,27 @@ class Cron:
             async with connection.transaction():
                 job = await self._enqueue(connection, schedule)
             await run_async(connection, maintenance.advance_schedule(schedule.name, upcoming, due, job))
-            self._signals.emit("fired", schedule=schedule.name, due=due, job=job)
+            if job is None:
+                self._signals.emit("not_needed", schedule=schedule.name, due=due)
+            else:
+                self._signals.emit("fired", schedule=schedule.name, due=due, job=job)
         except psycopg.OperationalError:
             raise
         except Exception as error:
-            # Payload types and estimates run code of others: whatever it raises is the failure of this schedule only.
+            # Payload types and `needed` run code of others: whatever it raises is the failure of this schedule only.
             delay = attempt.backoff(schedule.failures + 1)
             log.error("schedule %s did not fire, next try in %.0f s", schedule.name, delay, exc_info=error)
             said = str(error) if isinstance(error, EngineError) else f"{type(error).__name__}: {error}"
             await run_async(connection, maintenance.fail_schedule(schedule.name, said, delay, now))
 
-    async def _enqueue(self, connection: AsyncConnection[Row], schedule: Schedule) -> int:
+    async def _enqueue(self, connection: AsyncConnection[Row], schedule: Schedule) -> int | None:
+        """The job; None if its kind says that there is nothing to do."""
         handler = self._registry.find(schedule.kind)
         text = self._registry.dump_payload(schedule.kind, schedule.payload)
+        if handler is not None and handler.needed is not None:
+            needed = handler.needed(handler.load_payload(text))
+            if needed is not None and not await run_async(connection, needed):
+                return None
         new = NewJob(
             schedule.kind,
             text,
@@ -199,4 +213,4 @@ class Cron:
 
 
 def all_services(registry: Registry, signals: Signals) -> Sequence[Service]:
-    return (Reaper(signals), Promoter(signals), Expiry(), Cron(registry, signals), Retention())
+    return (Reaper(signals), Promoter(signals), Expiry(), Cron(registry, signals), Retention(registry))

@@ -5,16 +5,15 @@ whose concepts fall into two parts. **rename**: one whose name says nothing. **d
 """
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from itertools import combinations
 from typing import Any
 from uuid import UUID
 
 from psycopg import Connection
 
 from kappa.graph.annealing import scoring
-from kappa.graph.annealing.scoring import Scored
+from kappa.graph.annealing.scoring import Scored, Told, untold
 from kappa.graph.identity import proposal_key
 from kappa.graph.store import clock, ontologies, proposals
 from kappa.graph.store.proposals import ProposalKind
@@ -68,14 +67,13 @@ class Annealed:
 def anneal(
     connection: Connection[Row],
     thresholds: Thresholds | None = None,
-    told: Callable[[int, int], None] = lambda done, total: None,
+    told: Told = untold,
 ) -> Annealed:
-    """Write the proposals that are new."""
+    """Write the proposals that are new. `told` is called again and again, so that it can stop the work."""
     epoch = clock.now(connection)
-    scored = scoring.score(connection)
+    scored = scoring.score(connection, told)
     proposed = known = 0
-    for done, draft in enumerate(_drafts(connection, scored, thresholds or Thresholds()), start=1):
-        told(done, done)
+    for draft in _drafts(connection, scored, thresholds or Thresholds(), told):
         if proposals.add(connection, draft.key, draft.kind, draft.about.number, draft.body, draft.scores, epoch):
             proposed += 1
         else:
@@ -83,12 +81,13 @@ def anneal(
     return Annealed(len(scored), proposed, known)
 
 
-def _drafts(connection: Connection[Row], scored: list[Scored], at: Thresholds) -> Iterator[Draft]:
+def _drafts(connection: Connection[Row], scored: list[Scored], at: Thresholds, told: Told) -> Iterator[Draft]:
     # What is to be merged or dissolved needs no other change.
     leaving: set[int] = set()
-    for one, other in combinations(scored, 2):
+    for first, second in scoring.sharing(scored, at.merge_labels, told):
+        one, other = scored[first], scored[second]
         found = scoring.overlap(one, other)
-        if found.shared < at.merge_labels or found.share < at.merge_share:
+        if found.share < at.merge_share:
             continue
         small, large = sorted((one, other), key=lambda each: (each.mass.concepts, each.mass.documents, -each.number))
         if small.number in leaving or large.number in leaving:
@@ -97,7 +96,8 @@ def _drafts(connection: Connection[Row], scored: list[Scored], at: Thresholds) -
         body = {**_named(small), "target": str(large.key), "into": large.name}
         scores = {"overlap": asdict(found), "mass": asdict(small.mass), "target_mass": asdict(large.mass)}
         yield Draft("merge", small, (str(large.key),), body, scores)
-    for one in scored:
+    for done, one in enumerate(scored):
+        told(done, len(scored), "looking at each ontology")
         if one.number in leaving:
             continue
         if one.mass.documents == 0 and one.mass.concepts <= at.dissolve_concepts:

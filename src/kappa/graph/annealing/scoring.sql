@@ -1,32 +1,34 @@
 -- name: masses
-SELECT o.id, o.key, o.name,
-       (SELECT count(*) FROM kappa_graph.documents AS d WHERE d.ontology_id = o.id),
-       (SELECT count(*) FROM kappa_graph.concepts AS c WHERE c.ontology_id = o.id),
-       (SELECT count(*) FROM kappa_graph.instances AS i JOIN kappa_graph.concepts AS c ON c.id = i.concept_id
-         WHERE c.ontology_id = o.id),
-       (SELECT count(*) FROM kappa_graph.relations AS r JOIN kappa_graph.concepts AS c ON c.id = r.from_id
-         WHERE c.ontology_id = o.id)
-  FROM kappa_graph.ontologies AS o ORDER BY o.id;
+-- Each table is read through once.
+SELECT o.id, o.key, o.name, coalesce(d.count, 0), coalesce(c.count, 0), coalesce(i.count, 0), coalesce(r.count, 0)
+  FROM kappa_graph.ontologies AS o
+  LEFT JOIN (SELECT ontology_id, count(*) FROM kappa_graph.documents GROUP BY 1) AS d ON d.ontology_id = o.id
+  LEFT JOIN (SELECT ontology_id, count(*) FROM kappa_graph.concepts GROUP BY 1) AS c ON c.ontology_id = o.id
+  LEFT JOIN (SELECT c.ontology_id, sum(n.count)::bigint AS count
+               FROM (SELECT concept_id, count(*) FROM kappa_graph.instances GROUP BY 1) AS n
+               JOIN kappa_graph.concepts AS c ON c.id = n.concept_id GROUP BY 1) AS i ON i.ontology_id = o.id
+  LEFT JOIN (SELECT c.ontology_id, sum(n.count)::bigint AS count
+               FROM (SELECT from_id, count(*) FROM kappa_graph.relations GROUP BY 1) AS n
+               JOIN kappa_graph.concepts AS c ON c.id = n.from_id GROUP BY 1) AS r ON r.ontology_id = o.id
+ ORDER BY o.id;
 
 -- name: labels
+SELECT id, ontology_id, label FROM kappa_graph.concepts
+ WHERE id > %(after)s::bigint ORDER BY id LIMIT %(limit)s::int;
+
+-- name: models
+-- For each ontology the model that most of its concepts have an embedding of.
+SELECT DISTINCT ON (ontology_id) ontology_id, embedding_model, dimension
+  FROM (SELECT ontology_id, embedding_model, dimension, count(*) FROM kappa_graph.concepts
+         WHERE embedding IS NOT NULL GROUP BY 1, 2, 3) AS m
+ ORDER BY ontology_id, count DESC, embedding_model, dimension;
+
+-- name: oldest
+-- Concepts that have an embedding of this kind.
 SELECT id, key, label FROM kappa_graph.concepts
- WHERE ontology_id = %(ontology)s::int AND id > %(after)s::bigint ORDER BY id LIMIT %(limit)s::int;
-
--- name: embeddings
--- Of the model that most of its concepts have.
-SELECT c.id, c.key, c.label, c.embedding
-  FROM kappa_graph.concepts AS c
- WHERE c.ontology_id = %(ontology)s::int AND c.embedding IS NOT NULL
-   AND (c.embedding_model, c.dimension) = (
-        SELECT m.embedding_model, m.dimension FROM kappa_graph.concepts AS m
-         WHERE m.ontology_id = %(ontology)s::int AND m.embedding IS NOT NULL
-         GROUP BY 1, 2 ORDER BY count(*) DESC, 1, 2 LIMIT 1)
- ORDER BY c.id LIMIT %(limit)s::int;
-
--- name: model
-SELECT m.embedding_model, m.dimension FROM kappa_graph.concepts AS m
- WHERE m.ontology_id = %(ontology)s::int AND m.embedding IS NOT NULL
- GROUP BY 1, 2 ORDER BY count(*) DESC, 1, 2 LIMIT 1;
+ WHERE ontology_id = %(ontology)s::int AND embedding IS NOT NULL
+   AND embedding_model = %(model)s::text AND dimension = %(dimension)s::int
+ ORDER BY id LIMIT %(limit)s::int;
 
 -- name: leading_labels
 -- Those that most relations lead to and from.

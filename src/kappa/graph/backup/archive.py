@@ -31,6 +31,7 @@ LARGEST_NOTE = 64 << 20
 PIECE = 256 << 10
 
 _GZIP = 31
+_MAGIC = b"\x1f\x8b"
 _SEAL = bytes.fromhex("1f8b 08 04 00000000 00 ff 2400 4b42 2000")
 """A gzip member's head with an extra field of 32 bytes, named KB."""
 _EMPTY = bytes.fromhex("0300 00000000 00000000")
@@ -106,6 +107,7 @@ class _Unpacked(io.RawIOBase):
         self._whole = hashlib.sha256()
         self._unpacking = zlib.decompressobj(_GZIP)
         self._ready = b""
+        self._begun = False
 
     def readable(self) -> bool:
         return True
@@ -113,7 +115,7 @@ class _Unpacked(io.RawIOBase):
     def read(self, size: int = -1, /) -> bytes:
         while (size < 0 or len(self._ready) < size) and not self._unpacking.eof:
             if not self._packed and not self._next():
-                raise BadBackup("the backup ends in the middle")
+                raise BadBackup("the backup ends in the middle" if self._tail else "this is no backup: it is empty")
             try:
                 self._ready += self._unpacking.decompress(self._packed, PIECE)
             except zlib.error as error:
@@ -140,6 +142,9 @@ class _Unpacked(io.RawIOBase):
         """The next bytes before what may be the seal."""
         for piece in self._pieces:
             held = self._tail + piece
+            if not self._begun and not held.startswith(_MAGIC[: len(held)]):
+                raise BadBackup("this is no backup: it doesn't begin like one")
+            self._begun = self._begun or len(held) >= len(_MAGIC)
             cut = max(0, len(held) - SEAL_LENGTH)
             self._tail = held[cut:]
             if cut:

@@ -3,7 +3,7 @@
 import math
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,12 +27,12 @@ def how_many(count: int) -> int:
     return max(1, min(MOST, count, round(math.sqrt(count / 2))))
 
 
-def cluster(vectors: Doubles, count: int, seed: int) -> Labels:
+def cluster(vectors: Doubles, count: int, seed: int, each_round: Callable[[], None] = lambda: None) -> Labels:
     """For each vector, of length 1, its cluster: 0 is the largest. The best of some tries, the same for a seed."""
     if not len(vectors):
         return np.empty(0, np.int64)
     rng = np.random.default_rng(seed)
-    tries = [_one_try(vectors, min(count, len(vectors)), rng) for _ in range(TRIES)]
+    tries = [_one_try(vectors, min(count, len(vectors)), rng, each_round) for _ in range(TRIES)]
     labels = max(tries, key=lambda found: round(found[0], 9))[1]
     listed: list[int] = labels.tolist()
     sizes = Counter(listed)
@@ -43,18 +43,20 @@ def cluster(vectors: Doubles, count: int, seed: int) -> Labels:
     return renamed[labels]
 
 
-def _one_try(vectors: Doubles, count: int, rng: np.random.Generator) -> tuple[float, Labels]:
+def _one_try(
+    vectors: Doubles, count: int, rng: np.random.Generator, each_round: Callable[[], None]
+) -> tuple[float, Labels]:
     """How like its own middle each is, on the whole; and the clusters."""
     middles = vectors[_begin(vectors, count, rng)]
     labels: Labels = np.zeros(len(vectors), np.int64)
     for at in range(ROUNDS):
+        each_round()
         alike = vectors @ middles.T
         found: Labels = alike.argmax(axis=1)
         if at and np.array_equal(found, labels):
             break
         labels = found
-        sums = np.zeros_like(middles)
-        np.add.at(sums, labels, vectors)
+        sums: Doubles = (labels == np.arange(len(middles))[:, None]).astype(np.float64) @ vectors
         sizes = np.linalg.norm(sums, axis=1, keepdims=True)
         middles = np.where(sizes > 1e-12, sums / np.maximum(sizes, 1e-12), middles)
     return float((vectors * middles[labels]).sum()), labels

@@ -4,7 +4,7 @@ A category means what its seed types mean, and for and against are the two ends 
 against to for is the mean of the directions of all pairs, so that what else tells "causes" from "prevents" cancels out.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -18,6 +18,7 @@ from kappa.graph.query import stance
 from kappa.graph.store.vocabulary import Embedded, Scored
 
 Doubles = NDArray[np.float64]
+Ints = NDArray[np.int64]
 
 POLES = (
     ("SUPPORTS", "CONTRADICTS"), ("CONFIRMS", "REFUTES"), ("PROVES", "DISPROVES"), ("VALIDATES", "INVALIDATES"),
@@ -33,6 +34,8 @@ MARGIN = 0.05
 LEAST = 0.35
 """How like its best category a type must be to belong to it."""
 PLACES = 4
+ROWS = 1024
+"""Types that are compared with all others at once."""
 
 LEAST_SAMPLE = 5
 LEAST_GROUNDED = 3
@@ -48,14 +51,6 @@ class Axis(NamedTuple):
     """Of length 1."""
     half: float
     """From the middle to the mean pole."""
-
-
-class Near(NamedTuple):
-    """Two types that say the same, by their places in what was given; the first is the more used."""
-
-    survivor: int
-    merged: int
-    similarity: float
 
 
 def seed_names() -> list[str]:
@@ -127,24 +122,34 @@ def score(types: Sequence[Embedded], seeds: Mapping[str, Sequence[float]]) -> li
     return found
 
 
-def nearest(types: Sequence[Embedded], relations: Mapping[int, int], least: float) -> Near | None:
-    """The two types most alike, if they are alike enough, of one voice and sign, and no word tells them apart.
+def alike(types: Sequence[Embedded], least: float) -> Iterator[tuple[str, str, float]]:
+    """Each two types that are so much alike, of one voice and sign, and that no word tells apart; the most alike first.
 
-    The one that more relations have stays, then the seed, then the first by name.
+    What goes by a merge and what stays is as much like all others as before, so this holds through any number of them.
     """
     if len(types) < 2:
-        return None
+        return
     vectors = _unit(np.array([one.vector for one in types], np.float64))
-    alike = np.round(np.triu(vectors @ vectors.T, 1), 6)
-    rows, columns = np.nonzero(alike >= least)
+    rows, columns, values = (np.concatenate(found) for found in zip(*_above(vectors, least), strict=True))
+    for at in np.lexsort((columns, rows, -values)):
+        one, other = types[int(rows[at])].name, types[int(columns[at])].name
+        if not _told_apart(one, other):
+            yield one, other, float(values[at])
+
+
+def _above(vectors: Doubles, least: float) -> Iterator[tuple[Ints, Ints, Doubles]]:
+    """Pairs and their likeness, each pair once; some rows of the great table at a time."""
+    for begin in range(0, len(vectors), ROWS):
+        near = np.round(vectors[begin : begin + ROWS] @ vectors.T, 6)
+        rows, columns = np.nonzero(near >= least)
+        once = columns > rows + begin
+        yield rows[once] + begin, columns[once], near[rows[once], columns[once]]
+
+
+def more_used_first(names: Sequence[str], relations: Mapping[str, int]) -> list[str]:
+    """The one that more relations have, then the seed, then the first by name."""
     seeds = set(seed_names())
-    for at in np.lexsort((columns, rows, -alike[rows, columns])).tolist():
-        pair = [int(rows[at]), int(columns[at])]
-        if _told_apart(types[pair[0]].name, types[pair[1]].name):
-            continue
-        pair.sort(key=lambda i: (-relations.get(types[i].number, 0), types[i].name not in seeds, types[i].name))
-        return Near(pair[0], pair[1], float(alike[rows[at], columns[at]]))
-    return None
+    return sorted(names, key=lambda name: (-relations.get(name, 0), name not in seeds, name))
 
 
 def _told_apart(one: str, other: str) -> bool:

@@ -8,7 +8,7 @@ move it nearly to 1, more support never lowers it nor either bound, and contradi
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from psycopg import Connection
@@ -55,6 +55,19 @@ def _stance(name: str, known: Mapping[str, float]) -> Stance:
     return Stance(name, known[said] if without is None else -known[said], True)
 
 
+class Groundings:
+    """Of many concepts, each measured once: the best connected are asked for again and again."""
+
+    def __init__(self, connection: Connection[Row]) -> None:
+        self._stances = stances(connection)
+        self._known: dict[int, Grounding] = {}
+
+    def of(self, connection: Connection[Row], nodes: Iterable[int]) -> dict[int, Grounding]:
+        wanted = set(nodes)
+        self._known.update(_groundings(connection, sorted(wanted - self._known.keys()), self._stances))
+        return {node: self._known[node] for node in wanted}
+
+
 def measure(connection: Connection[Row], nodes: Sequence[int]) -> dict[int, Measured]:
     """Of many concepts, without reasons."""
     return _measure(connection, nodes, stances(connection))
@@ -79,6 +92,14 @@ def explain(connection: Connection[Row], node: int) -> Measured:
 
 
 def _measure(connection: Connection[Row], nodes: Sequence[int], known: Mapping[int, Stance]) -> dict[int, Measured]:
+    grounded = _groundings(connection, nodes, known)
+    return {
+        node: Measured(grounded[node], confidence(counts))
+        for node, counts in measures.counts(connection, nodes).items()
+    }
+
+
+def _groundings(connection: Connection[Row], nodes: Sequence[int], known: Mapping[int, Stance]) -> dict[int, Grounding]:
     if not nodes:
         return {}
     sided = [number for number, one in known.items() if one.value]
@@ -89,12 +110,7 @@ def _measure(connection: Connection[Row], nodes: Sequence[int], known: Mapping[i
         side = 0 if value > 0 else 1
         mass[found.node][side] += abs(value) * found.hundredths / 100
         relations[found.node][side] += found.relations
-    return {
-        node: Measured(
-            grounding(mass[node][0], mass[node][1], relations[node][0], relations[node][1]), confidence(counts)
-        )
-        for node, counts in measures.counts(connection, nodes).items()
-    }
+    return {node: grounding(mass[node][0], mass[node][1], relations[node][0], relations[node][1]) for node in nodes}
 
 
 def grounding(support: float, contradiction: float, supports: int = 0, contradictions: int = 0) -> Grounding:

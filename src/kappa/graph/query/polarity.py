@@ -8,9 +8,9 @@ import numpy as np
 from kappa.graph.config import MAX_LIMIT
 from kappa.graph.errors import BadQuestion, UnknownConcept
 from kappa.graph.model import Concept, Direction, Order, Polarity, PolarityItem, Skipped, Where
-from kappa.graph.query import grounding
 from kappa.graph.query.asking import Asked, Desk, Question, Seed, check_limit
 from kappa.graph.query.filters import WHY
+from kappa.graph.query.grounding import Groundings
 from kappa.graph.query.neighbors import check_hops
 from kappa.graph.query.server import Stopped
 from kappa.graph.query.vectors import PLACES, Doubles
@@ -127,11 +127,11 @@ def _embeddings(question: Question, kind: Kind, nodes: Sequence[int], limit: int
 
 def _groundings(question: Question, nodes: Sequence[int]) -> dict[int, float]:
     try:
-        found = question.fetch(lambda connection: grounding.measure(connection, nodes))
+        found = question.fetch(lambda connection: Groundings(connection).of(connection, nodes))
     except Stopped as stopped:
         question.skipped.append(Skipped("the grounding of the candidates", WHY[stopped.stop]))
         return {}
-    return {node: measured.grounding.value for node, measured in found.items()}
+    return {node: grounded.value for node, grounded in found.items()}
 
 
 def correlation(pairs: Sequence[tuple[float, float]]) -> float | None:

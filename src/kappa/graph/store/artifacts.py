@@ -1,6 +1,7 @@
 """Statements about artifacts: results that are kept. One whose time is over is not there, deleted or not."""
 
 import json
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, cast
 from uuid import UUID
@@ -13,12 +14,14 @@ from kappa.graph.findings import Artifact, NewArtifact
 from kappa.graph.identity import artifact_key, kept
 from kappa.graph.store import ontologies
 from kappa.pg import queries
+from kappa.pg.ops import Op
 from kappa.pg.queries import Row
 
 sql = queries.beside(__file__)
 ADD = sql["add"]
 FIND = sql["find"]
 FIND_ALL = sql["find_all"]
+UNMAPPED = sql["unmapped"]
 CONTENT = sql["content"]
 DATA = sql["data"]
 DELETE = sql["delete"]
@@ -66,6 +69,11 @@ def find_all(
     """The latest first."""
     params = {"kind": kind, "ontology": ontology, "limit": limit, "now": now}
     return [Artifact(*row) for row in connection.execute(FIND_ALL.sql, params)]
+
+
+def unmapped(ontology: str | None, parameters: Mapping[str, Any]) -> Op[bool]:
+    """Whether a map with these parameters would be a new one."""
+    return Op(UNMAPPED, {"ontology": ontology, "parameters": Jsonb(parameters)}, lambda rows: rows[0][0])
 
 
 def content(connection: Connection[Row], key: UUID, now: datetime | None = None) -> Any:

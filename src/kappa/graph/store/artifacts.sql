@@ -28,6 +28,15 @@ SELECT a.key, a.kind, a.name, o.name, a.parameters, a.as_of_epoch, a.media_type,
  ORDER BY a.id DESC
  LIMIT %(limit)s::int;
 
+-- name: unmapped
+-- Whether there are embeddings to map, and no map of them as they are that was asked for in this way.
+SELECT EXISTS (SELECT FROM kappa_graph.concepts WHERE embedding IS NOT NULL)
+   AND NOT EXISTS (SELECT FROM kappa_graph.artifacts AS a LEFT JOIN kappa_graph.ontologies AS o ON o.id = a.ontology_id
+                    WHERE a.kind = 'projection' AND a.parameters @> %(parameters)s::jsonb
+                      AND o.name IS NOT DISTINCT FROM %(ontology)s::text
+                      AND a.as_of_epoch = (SELECT max(epoch) FROM kappa_graph.epochs)
+                      AND (a.expires_at IS NULL OR a.expires_at > now()));
+
 -- name: content
 SELECT content FROM kappa_graph.artifacts
  WHERE key = %(key)s::uuid AND (expires_at IS NULL OR expires_at > coalesce(%(now)s::timestamptz, now()));

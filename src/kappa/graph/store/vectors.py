@@ -23,6 +23,7 @@ BLOCK = sql["block"]
 SOME = sql["some"]
 HAVING = sql["having"]
 BEST_CONNECTED = sql["best_connected"]
+BEST_CONNECTED_OF = sql["best_connected_of"]
 
 Floats: TypeAlias = NDArray[np.float32]
 
@@ -98,8 +99,8 @@ def having(connection: Connection[Row], kind: Kind, nodes: Ints) -> Ints:
 
 def best_connected(connection: Connection[Row], kind: Kind, ontology: int | None, most: int) -> dict[int, int]:
     """Nodes that have a vector and the most relations, with how many."""
-    params = {**kind._asdict(), "ontology": ontology, "most": most}
-    return dict(connection.execute(BEST_CONNECTED.sql, params).fetchall())
+    query = BEST_CONNECTED if ontology is None else BEST_CONNECTED_OF
+    return dict(connection.execute(query.sql, {**kind._asdict(), "ontology": ontology, "most": most}).fetchall())
 
 
 def _packed(connection: Connection[Row], query: Query, kind: Kind, params: dict[str, Any]) -> Block:

@@ -9,11 +9,13 @@ from psycopg.types.json import Jsonb
 
 from kappa.graph.identity import kept
 from kappa.pg import queries
+from kappa.pg.ops import Op
 from kappa.pg.queries import Row
 
 sql = queries.beside(__file__)
 TYPES = sql["types"]
 EMBEDDINGS = sql["embeddings"]
+USED = sql["used"]
 LACKING = sql["lacking"]
 MODELS = sql["models"]
 SET_EMBEDDINGS = sql["set_embeddings"]
@@ -25,6 +27,7 @@ ACTIVE = sql["active"]
 SAMPLE = sql["sample"]
 SET_EPISTEMIC = sql["set_epistemic"]
 LAST_MEASURED = sql["last_measured"]
+CHANGED = sql["changed"]
 SET_MEASURED = sql["set_measured"]
 
 
@@ -81,6 +84,11 @@ def types(connection: Connection[Row]) -> list[TypeRow]:
 
 def embeddings(connection: Connection[Row], model: str) -> list[Embedded]:
     return [Embedded(*row) for row in connection.execute(EMBEDDINGS.sql, {"model": kept(model)}, binary=True)]
+
+
+def used(connection: Connection[Row], names: Sequence[str]) -> dict[str, int]:
+    """How many relations these types have."""
+    return dict(connection.execute(USED.sql, {"names": [kept(name) for name in names]}).fetchall())
 
 
 def lacking(connection: Connection[Row], model: str) -> list[str]:
@@ -151,6 +159,11 @@ def set_epistemic(
 def last_measured(connection: Connection[Row], kind: str) -> Last | None:
     row = connection.execute(LAST_MEASURED.sql, {"kind": kind}).fetchone()
     return Last(*row) if row else None
+
+
+def changed(kind: str, parameters: Mapping[str, Any]) -> Op[bool]:
+    """Whether the graph is other than when the kind measured it last, or the parameters are."""
+    return Op(CHANGED, {"kind": kind, "parameters": Jsonb(parameters)}, lambda rows: rows[0][0])
 
 
 def set_measured(

@@ -15,6 +15,10 @@ SELECT t.id, t.name, t.category, t.embedding
  WHERE t.active AND t.embedding IS NOT NULL AND t.embedding_model = %(model)s::text
  ORDER BY t.name;
 
+-- name: used
+SELECT t.name, (SELECT count(*) FROM kappa_graph.relations AS r WHERE r.type_id = t.id)
+  FROM kappa_graph.relation_types AS t WHERE t.name = ANY (%(names)s::text[]);
+
 -- name: lacking
 -- Active types without an embedding by this model.
 SELECT t.name FROM kappa_graph.relation_types AS t
@@ -84,6 +88,13 @@ RETURNING type_id;
 
 -- name: last_measured
 SELECT parameters, as_of_epoch, result FROM kappa_graph.measured WHERE kind = %(kind)s::text;
+
+-- name: changed
+-- Whether there is a graph that the kind has not measured as it is, with these parameters.
+SELECT EXISTS (SELECT FROM kappa_graph.ontologies)
+   AND NOT EXISTS (SELECT FROM kappa_graph.measured
+                    WHERE kind = %(kind)s::text AND parameters = %(parameters)s::jsonb
+                      AND as_of_epoch = (SELECT max(epoch) FROM kappa_graph.epochs));
 
 -- name: set_measured
 INSERT INTO kappa_graph.measured AS m (kind, parameters, as_of_epoch, result)

@@ -36,7 +36,7 @@ def test_what_is_done_leaves_its_slots_to_what_is_claimed_with_it(connection: Co
     done = take(connection)
     assert len(done) == 2
     held = [(job.id, job.token) for job in done]
-    claimed, lost = run(connection, jobs.exchange(held, "interactive", "one", 10))
+    claimed, lost, _ = run(connection, jobs.exchange(held, "interactive", "one", 10))
     assert (len(claimed), lost) == (1, set())
     assert {see(connection, job.id).state for job in done} == {JobState.SUCCEEDED}
 
@@ -50,7 +50,7 @@ def test_an_exchange_tells_what_was_no_longer_the_callers_and_claims_all_the_sam
     assert adopted.id == stale.id
     queued = put(connection)
     held = [(stale.id, stale.token), (mine.id, mine.token)]
-    claimed, lost = run(connection, jobs.exchange(held, "interactive", "one", 10))
+    claimed, lost, _ = run(connection, jobs.exchange(held, "interactive", "one", 10))
     assert lost == {stale.id}
     assert [job.id for job in claimed] == [queued]
     assert see(connection, stale.id).state is JobState.RUNNING
@@ -58,11 +58,40 @@ def test_an_exchange_tells_what_was_no_longer_the_callers_and_claims_all_the_sam
 
 
 def test_an_exchange_of_nothing_but_lost_jobs_claims_nothing_where_nothing_waits(connection: Connection) -> None:
-    claimed, lost = run(connection, jobs.exchange([(7, 7), (8, 8)], "interactive", "one", 10))
+    claimed, lost, _ = run(connection, jobs.exchange([(7, 7), (8, 8)], "interactive", "one", 10))
     assert (claimed, lost) == ([], {7, 8})
 
 
+def test_a_claim_says_that_the_slots_are_full_and_only_then(connection: Connection) -> None:
+    put(connection)
+    assert not run(connection, jobs.exchange([], "interactive", "one", 1)).full
+    assert not run(connection, jobs.exchange([], "interactive", "one", 10)).full
+    put(connection)
+    put(connection)
+    first = run(connection, jobs.exchange([], "interactive", "one", 10))
+    assert (len(first.claimed), first.full) == (1, True)
+    assert run(connection, jobs.exchange([], "interactive", "two", 10)) == ([], set(), True)
+    last = run(connection, jobs.exchange([(job.id, job.token) for job in first.claimed], "interactive", "one", 1))
+    assert (len(last.claimed), last.full) == (1, False)
+
+
 # In a worker
+
+
+async def test_two_workers_of_a_full_lane_go_on_without_waiting_for_the_poll(
+    engine: Engine, client: Client, site: Site
+) -> None:
+    """Each finds the slots taken by the other again and again; what it ends itself is what it claims for."""
+
+    @engine.job("step", idempotent=True)
+    async def step(ctx: AsyncJobContext) -> None:
+        await asyncio.sleep(0)
+
+    lane(engine, "step", slots=40)
+    client.enqueue_many("step", [None] * 4000)
+    greedy = replace(FOLLOWER, claim_batch=30)
+    async with working(engine, greedy), working(engine, greedy):
+        await seen(lambda: site.rows("SELECT count(*) FROM kappa.finished_jobs") == [4000])
 
 
 async def test_a_busy_lane_settles_and_claims_in_one_commit(engine: Engine, client: Client, site: Site) -> None:

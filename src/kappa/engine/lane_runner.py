@@ -68,6 +68,8 @@ class LaneRunner:
         self._taken: set[Running] = set()
         self._wake = asyncio.Event()
         self._hungry = False
+        self._starved = False
+        """Whether the last claim found the lane's slots full. The next one that is freed here may be for its jobs."""
         self._asleep = False
         self._full_claims = 0
         self._floor = START
@@ -121,7 +123,7 @@ class LaneRunner:
 
     def free(self, running: Running) -> None:
         self._taken.discard(running)
-        if self._hungry:
+        if self._hungry or self._starved:
             self._wake.set()
 
     def outlasted(self) -> None:
@@ -133,7 +135,7 @@ class LaneRunner:
         if not self._carrying:
             return False
         self._to_carry.append(running)
-        if self._hungry:
+        if self._hungry or self._starved:
             self._wake.set()
         return True
 
@@ -184,7 +186,7 @@ class LaneRunner:
                 return
             if await self._claim(asked):
                 continue
-            if self._asleep:
+            if self._asleep or self._starved:
                 return
             await self._do(lanes.fall_asleep(self.lane.name, self._owner))
             self._asleep = True
@@ -206,17 +208,20 @@ class LaneRunner:
         claimed = await self._exchange(asked)
         _put_in_order(claimed)
         self._start(self, claimed)
-        if len(claimed) == asked:
+        if claimed and (len(claimed) == asked or self._starved):
             last = claimed[-1]
             if not last.adopted:
                 self._floor = (-last.priority, last.id)
                 self._floor_token = last.token_floor or 0
             self._carrying = True
+        if len(claimed) == asked:
             self._full_claims += 1
             if self._full_claims == BUSY_AFTER and self._asleep:
                 await self._do(lanes.wake_up(self.lane.name, self._owner))
                 self._asleep = False
             return True
+        if self._starved:
+            return False
         self._carry_no_more()
         self._full_claims = 0
         self._floor, self._floor_token = START, 0
@@ -228,11 +233,12 @@ class LaneRunner:
         place = (self._floor, self._floor_token, self._light_kinds(asked))
         op = jobs.exchange(held, self.lane.name, self._owner, asked, self.kinds, *place)
         try:
-            claimed, lost = await self._do(op)
+            claimed, lost, full = await self._do(op)
         except BaseException:
             self._to_carry = carried + self._to_carry
             raise
         self._desk.succeeded(carried, lost)
+        self._starved = full
         return claimed
 
     async def _do(self, op: Op[T]) -> T:

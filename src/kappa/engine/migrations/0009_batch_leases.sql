@@ -329,6 +329,7 @@ DECLARE
     lane_row kappa.lanes;
     new_token bigint;
     busy int;
+    free int;
     lowest bigint;
     taken int := 0;
     usual double precision;
@@ -392,6 +393,7 @@ BEGIN
              WHERE o.lane = lane_name AND o.state = 'running' AND o.lease_token IS NULL AND NOT o.waiting) AS o,
            (SELECT count(*) AS busy, min(h.token) AS lowest, coalesce(array_agg(h.id), '{}') AS held FROM h) AS b;
 
+    free := greatest(0, lane_row.max_slots - busy);
     SELECT array_agg(p.ctid), array_agg(p.id), bool_and(p.light) INTO rows, ids, all_light
       FROM (SELECT q.ctid, q.id, q.kind = ANY (light_kinds) AND q.attempt + 1 < q.max_attempts AS light
               FROM kappa.jobs AS q
@@ -399,7 +401,7 @@ BEGIN
                AND (known_kinds IS NULL OR q.kind = ANY (known_kinds))
                AND q.id NOT IN (SELECT unnest(held))
              ORDER BY (-q.priority), q.id
-             LIMIT greatest(0, least(capacity - taken, lane_row.max_slots - busy))
+             LIMIT least(capacity - taken, free)
              FOR UPDATE SKIP LOCKED) AS p;
 
     IF all_light AND lane_row.executor = 'async' THEN
@@ -421,6 +423,12 @@ BEGIN
                   coalesce(date_part('epoch', j.timeout), usual),
                   j.cancel_reason, j.priority, least(lowest, new_token), j.parent_id,
                   date_part('epoch', now() - coalesce(j.queued_at, j.created_at)), false;
+    END IF;
+    -- At the end a row with no job: the lane's slots are full, and there may be more to claim when one is free.
+    IF free < capacity - taken AND coalesce(cardinality(ids), 0) = free THEN
+        RETURN QUERY
+        SELECT 0::bigint, NULL::text, NULL::text, 0, 0, 0, 0::bigint, false, false, 0::double precision, NULL::text,
+               0::smallint, NULL::bigint, NULL::bigint, 0::double precision, false;
     END IF;
 END $$;
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from operator import attrgetter, itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 from kappa.engine.model import Claimed, Job, JobState, Needs
 from kappa.pg import queries
@@ -108,6 +108,16 @@ class PutBack:
     started: bool = True
 
 
+class Exchanged(NamedTuple):
+    """What a claim brought."""
+
+    claimed: list[Claimed]
+    lost: set[int]
+    """Of those that came along to be settled: what was no longer the caller's."""
+    full: bool
+    """Whether the lane had fewer slots than were asked for, and all of them are taken now."""
+
+
 _id = attrgetter("id")
 
 
@@ -179,7 +189,7 @@ def claim(
 ) -> Op[list[Claimed]]:
     """Orphans first, then queued jobs, as many as the lane has slots for."""
     op = exchange([], lane, owner, capacity, kinds, floor, floor_token, light_kinds)
-    return Op(op.query, op.params, lambda rows: op.read(rows)[0], binary=True)
+    return Op(op.query, op.params, lambda rows: op.read(rows).claimed, binary=True)
 
 
 def exchange(
@@ -191,8 +201,8 @@ def exchange(
     floor: tuple[int, int] = (-32769, 0),
     floor_token: int = 0,
     light_kinds: Sequence[str] | None = None,
-) -> Op[tuple[list[Claimed], set[int]]]:
-    """Settle jobs that succeeded and have nothing to say, and claim others. Also gives what was not settled.
+) -> Op[Exchanged]:
+    """Settle jobs that succeeded and have nothing to say, and claim others.
 
     A batch that has only jobs of the light kinds gets one lease for all of them.
     """
@@ -210,13 +220,14 @@ def exchange(
     return Op(CLAIM, params, _exchanged, binary=True)
 
 
-def _exchanged(rows: list[Row]) -> tuple[list[Claimed], set[int]]:
+def _exchanged(rows: list[Row]) -> Exchanged:
+    full = bool(rows) and rows[-1][0] == 0
+    if full:
+        rows = rows[:-1]
     lost: set[int] = set()
-    while rows and rows[len(lost)][1] is None:
+    while len(lost) < len(rows) and rows[len(lost)][1] is None:
         lost.add(rows[len(lost)][0])
-        if len(lost) == len(rows):
-            break
-    return list(map(Claimed._make, rows[len(lost) :] if lost else rows)), lost
+    return Exchanged(list(map(Claimed._make, rows[len(lost) :] if lost else rows)), lost, full)
 
 
 # A batch locks its rows in the order of its arrays. All are sorted by id, or two of one worker could wait for each

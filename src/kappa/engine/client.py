@@ -259,7 +259,7 @@ class Client:
         submitted_by: str | None = None,
         before: int | None = None,
         limit: int = 50,
-        look_through: int = 100_000,
+        look_through: int = 300_000,
     ) -> JobPage:
         """A page for somebody who waits: of a kind or lane, no more than so many ids are looked through for it.
 

@@ -65,7 +65,7 @@ async def list_jobs(
 ) -> JobPage:
     """Jobs, the newest first, a page at a time.
 
-    With a kind or a lane, 100,000 ids are looked through for a page: it may be short, or empty, and yet have a `next`.
+    With a kind or a lane, 300,000 ids are looked through for a page: it may be short, or empty, and yet have a `next`.
     """
     found = await services.client.page_jobs(
         states=state, kinds=kind, lane=lane, submitted_by=submitted_by, before=before, limit=limit

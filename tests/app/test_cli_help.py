@@ -175,6 +175,33 @@ def test_every_exit_code_is_what_the_document_says(up: Up, tmp_path: Path) -> No
     ]
 
 
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["serach", "otter"], "kg: no such command 'serach'. Did you mean 'search'"),
+        (["job", "list", "--nope"], "kg: no such option: --nope "),
+        (["job", "list", "--limit", "many"], "kg: invalid value for '--limit': "),
+        (["job", "list", "--state", "odd"], "kg: invalid value for '--state': 'odd' is not one of "),
+        (["job", "show"], "kg: missing argument 'ID' (kg job show --help)"),
+        (["path", "otter"], "kg: missing argument "),
+        (["search", "otter", "river", "sea"], "kg: got unexpected extra argument"),
+        (["up", "--no-api", "--workers", "2"], "kg: invalid value: --no-api leaves nothing for --api-only and "),
+    ],
+)  # fmt: skip
+def test_what_is_typed_wrong_gives_one_clear_line(home: Path, words: list[str], line: str) -> None:
+    said = kg(*words, home=home)
+    assert (said.returncode, said.stdout) == (entry.NONSENSE, "")
+    assert said.stderr.startswith(line), said.stderr
+    assert re.search(r" \(kg [a-z -]*--help\)\n$", said.stderr)
+    assert said.stderr.count("\n") == 1
+
+
+def test_a_group_alone_shows_its_commands(home: Path) -> None:
+    said = kg("job", home=home)
+    assert (said.returncode, said.stderr) == (entry.NONSENSE, "")
+    assert "approve" in said.stdout
+
+
 def test_an_unknown_command_names_the_one_that_was_meant(home: Path) -> None:
     said = kg("serach", "otter", home=home)
     assert said.returncode == entry.NONSENSE

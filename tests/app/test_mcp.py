@@ -1,5 +1,6 @@
 """Agents: the official client of the protocol beside a real `kg up`, through `kg mcp` and over HTTP."""
 
+import base64
 import json
 import os
 import signal
@@ -14,10 +15,12 @@ import httpx2
 import pytest
 from mcp import Client, MCPError, StdioServerParameters
 from mcp.client.streamable_http import streamable_http_client
+from mcp.server.transport_security import TransportSecurityMiddleware
 from mcp_types import CallToolResult, TextContent
 
 from kappa.app.cli import entry
 from kappa.app.mcp import http as over_http
+from kappa.app.settings import Settings
 from tests.app import worlds
 from tests.app.conftest import Up
 from tests.app.person import served
@@ -30,6 +33,7 @@ TOOLS = {
     *("retry_job", "prioritise_job"),
     *("search", "concept", "related", "path", "polarity", "ingest"),
     *("ontologies", "proposals"),
+    *("tools", "run_tool", "list_tool_runs", "show_tool_run", "wait_for_tool_run", "read_artifact", "cancel_tool_run"),
 }
 
 
@@ -56,7 +60,7 @@ async def agent(up: Up, way: str, token: str | None = None) -> AsyncGenerator[Cl
                 yield client
 
 
-async def call(client: Client, tool: str, **arguments: Any) -> dict[str, Any]:
+async def call(client: Client, tool: str, /, **arguments: Any) -> dict[str, Any]:
     """What a tool gave, the same for programs and for models."""
     answer = await client.call_tool(tool, arguments)
     assert not answer.is_error, answer
@@ -65,7 +69,7 @@ async def call(client: Client, tool: str, **arguments: Any) -> dict[str, Any]:
     return answer.structured_content
 
 
-async def refusal(client: Client, tool: str, **arguments: Any) -> str:
+async def refusal(client: Client, tool: str, /, **arguments: Any) -> str:
     """The line that a tool refused with."""
     answer = await client.call_tool(tool, arguments)
     assert answer.is_error, answer
@@ -90,8 +94,11 @@ def token_for(up: Up, role: str, scopes: list[str] | None = None) -> str:
 @pytest.mark.parametrize("way", ["stdio", "stdio legacy", "http", "http legacy"])
 async def test_an_agent_looks_around_and_sees_a_job_through(shared: Up, way: str) -> None:
     async with agent(shared, way) as client:
-        [resource] = (await client.list_resources()).resources
-        assert (resource.uri, resource.name, resource.mime_type) == (STATUS, "workers/status", "application/json")
+        resources = {one.uri: (one.name, one.mime_type) for one in (await client.list_resources()).resources}
+        assert resources == {
+            STATUS: ("workers/status", "application/json"),
+            "kappa://graph/vocabulary": ("graph/vocabulary", "application/json"),
+        }
         [content] = (await client.read_resource(STATUS)).contents
         status = json.loads(content.text)
         assert "self_test" in next(lane for lane in status["lanes"] if lane["name"] == "checks")["kinds"]
@@ -174,6 +181,9 @@ async def test_an_agent_asks_the_graph(shared: Up, way: str) -> None:
         assert len(way_there["around"]) == 4
         poles = await call(client, "polarity", positive="River", negative="Sea", max_hops=3)
         assert [one["concept"]["label"] for one in poles["items"]] == ["Otter", "Fish", "Krill", "Whale"]
+
+        [content] = (await client.read_resource("kappa://graph/vocabulary")).contents
+        assert {"EATS", "LIVES_IN"} <= {one["name"] for one in json.loads(content.text)}
 
         assert await refusal(client, "related", concept="Yeti") == "there is no concept 'Yeti'"
         assert (await refusal(client, "related", concept="Otter", max_hops=21)).startswith("max_hops: ")
@@ -281,10 +291,77 @@ def test_http_refuses_strangers_other_methods_other_hosts_and_large_bodies(share
 
 
 @pytest.mark.parametrize(
-    ("host", "checked"), [("127.0.0.1", True), ("localhost", True), ("::1", True), ("0.0.0.0", False), ("kappa", False)]
+    ("host", "given", "known"),
+    [
+        ("127.0.0.1", None, {"127.0.0.1:8420", "localhost:8420", "[::1]"}),
+        ("localhost", None, {"localhost"}),
+        ("::1", "kappa.example", {"[::1]:8420", "kappa.example"}),
+        ("10.0.0.7", None, {"10.0.0.7:8420", "localhost"}),
+        ("kappa", None, {"kappa", "kappa:8420"}),
+        ("0.0.0.0", "kappa.example, other.example:8443", {"kappa.example:80", "other.example:8443", "127.0.0.1"}),
+        ("0.0.0.0", None, None),
+    ],
 )
-def test_names_are_checked_where_they_are_known(host: str, checked: bool) -> None:
-    assert over_http._security(host).enable_dns_rebinding_protection is checked
+def test_names_are_checked_where_they_are_known(host: str, given: str | None, known: set[str] | None) -> None:
+    security = over_http._security(Settings(host=host, mcp_hosts=given))
+    assert security.enable_dns_rebinding_protection is (known is not None)
+    checks = TransportSecurityMiddleware(security)
+    for name in known or ():
+        assert checks._validate_host(name), name
+        assert checks._validate_origin(f"https://{name}"), name
+    if known is not None:
+        assert not checks._validate_host("evil.example")
+        assert not checks._validate_host("10.0.0.8:8420")
+        assert not checks._validate_origin("https://evil.example")
+
+
+COUNTS = (
+    'read words <input/words.txt; echo "counting $words"; echo "a word of care" >&2; printf kept >output/kept.txt; '
+    "printf '\\377\\376' >output/raw.bin; "
+    'echo \'{"contract_version": 1, "status": "succeeded", "outputs": {"words": 3}, "artifacts": '
+    '[{"path": "kept.txt"}, {"path": "raw.bin"}]}\' >result.json'
+)
+
+
+@pytest.mark.parametrize("way", ["stdio", "http legacy"])
+async def test_an_agent_runs_a_tool_and_sees_it_through(shared: Up, way: str) -> None:
+    name = f"count-{way.split()[0]}"
+    with shared.client() as operator:
+        for tool, command in ((name, COUNTS), (f"{name}-ever", "echo began; sleep 600")):
+            body = {"name": tool, "version": "1", "argv": ["sh", "-c", command], "description": "Counts words"}
+            operator.post("/tools", json=body).raise_for_status()
+    async with agent(shared, way) as client:
+        offered = {tool["name"]: tool for tool in (await call(client, "tools"))["items"]}
+        assert offered[name]["description"] == "Counts words"
+        words = base64.b64encode(b"one two three\n").decode()
+        run = await call(client, "run_tool", tool=name, inputs={"of": "words"}, files={"words.txt": words})
+        assert (run["tool"], run["requested_by"]) == (name, "operator")
+        done = await call(client, "wait_for_tool_run", run_id=run["id"])
+        assert (done["run"]["status"], done["run"]["outputs"]) == ("succeeded", {"words": 3})
+        assert (done["stdout"], done["stderr"]) == ("counting one two three\n", "a word of care\n")
+        assert {one["path"] for one in done["artifacts"]} == {"kept.txt", "raw.bin"}
+        kept = await call(client, "read_artifact", run_id=run["id"], path="kept.txt")
+        assert kept["text"] == "kept"
+        assert "is no text" in await refusal(client, "read_artifact", run_id=run["id"], path="raw.bin")
+        listed = await call(client, "list_tool_runs", tool=name)
+        assert [one["id"] for one in listed["items"]] == [run["id"]]
+
+        ever = (await call(client, "run_tool", tool=f"{name}-ever"))["id"]
+        heard: list[str | None] = []
+
+        async def hear(done: float, total: float | None, message: str | None) -> None:
+            heard.append(message)
+
+        while not (seen := await call(client, "show_tool_run", run_id=ever))["stdout"]:
+            await client.call_tool("wait_for_tool_run", {"run_id": ever, "seconds": 0.1}, progress_callback=hear)
+        assert (seen["run"]["status"], seen["stdout"]) == ("running", "began\n"), "logs are seen while it runs"
+        assert "running" in heard
+        await call(client, "cancel_tool_run", run_id=ever, reason="enough")
+        ended = await call(client, "wait_for_tool_run", run_id=ever, log_characters=2)
+        assert (ended["run"]["status"], ended["run"]["reason"], ended["stdout"]) == ("cancelled", "enough", "n\n")
+
+        assert await refusal(client, "show_tool_run", run_id=404_404) == "there is no tool run 404404"
+        assert (await refusal(client, "run_tool", tool="nothing")).startswith("there is no tool ")
 
 
 async def test_a_waiting_agent_hears_of_a_server_that_drains(start_up: Callable[..., Up]) -> None:

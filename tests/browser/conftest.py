@@ -89,8 +89,8 @@ def chromium(playwright: Playwright) -> Iterator[Browser]:
 class Visitor:
     """Somebody in front of a browser. At the end nothing may have gone wrong unseen."""
 
-    def __init__(self, town: Town, context: BrowserContext) -> None:
-        self.town = town
+    def __init__(self, url: str, context: BrowserContext) -> None:
+        self.url = url
         self.context = context
         self.page: Page = context.new_page()
         self.wrong: list[str] = []
@@ -105,11 +105,11 @@ class Visitor:
             self.wrong.append(f"console: {text}")
 
     def _asked(self, request: Request) -> None:
-        if urlsplit(request.url).netloc != urlsplit(self.town.up.url).netloc:
+        if urlsplit(request.url).netloc != urlsplit(self.url).netloc:
             self.wrong.append(f"a request left the server: {request.url}")
 
     def go(self, path: str) -> Page:
-        self.page.goto(self.town.up.url + path)
+        self.page.goto(self.url + path)
         return self.page
 
     def sign_in(self, name: str) -> Page:
@@ -149,7 +149,7 @@ def visit(town: Town, chromium: Browser) -> Iterator[Visit]:
             viewport=size, color_scheme=scheme, reduced_motion="reduce", has_touch=size is PHONE, **options
         )  # pyright: ignore[reportArgumentType]
         context.set_default_timeout(20_000)
-        made = Visitor(town, context)
+        made = Visitor(town.up.url, context)
         opened.append(made)
         if role is not None:
             name = f"a-{role.replace('_', '-')}"

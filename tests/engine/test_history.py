@@ -1,5 +1,9 @@
 """What is remembered of a job's way, for people who look on; and that the usual job leaves nothing to remember."""
 
+from typing import Any
+
+import pytest
+
 from kappa.engine import Client, JobState
 from kappa.engine.store import insight, jobs
 from kappa.engine.store.jobs import PutBack
@@ -68,3 +72,33 @@ def test_depths_are_counted_up_to_a_limit(connection: Connection, client: Client
     assert (depths["tools", JobState.QUEUED], depths["tools", JobState.RUNNING]) == (3, 1)
     assert client.depths(100)["tools", JobState.QUEUED] == 4
     assert client.orphans(10) == 1
+
+
+@pytest.mark.parametrize("rare", [{"kinds": ["polarity"]}, {"lane": "interactive"}], ids=["kind", "lane"])
+def test_a_rare_sort_of_job_is_looked_for_a_stretch_at_a_time(
+    connection: Connection, client: Client, rare: dict[str, Any]
+) -> None:
+    old = finish(connection, kind="polarity")
+    connection.execute("SELECT setval('kappa.jobs_id_seq', %s)", [old + 1_000_000])
+    first = put(connection, "polarity")
+    for _ in range(24):
+        put(connection, "tool_run")
+    last = put(connection, "polarity")
+
+    pages = [client.page_jobs(**rare, look_through=10)]
+    while (before := pages[-1].next) is not None:
+        pages.append(client.page_jobs(**rare, before=before, look_through=10))
+    # A gap between the ids, however wide, is stepped over at once.
+    assert [[job.id for job in page.jobs] for page in pages] == [[last], [], [first], [old]]
+    assert [job.id for job in client.page_jobs(**rare, limit=2).jobs] == [last, first]
+
+
+def test_a_page_says_whether_there_is_another(connection: Connection, client: Client) -> None:
+    ids = [put(connection, "tool_run", submitted_by="ada") for _ in range(4)]
+    for asked in ({}, {"submitted_by": "ada"}, {"kinds": ["tool_run"]}, {"states": [JobState.QUEUED]}):
+        page = client.page_jobs(**asked, limit=2)
+        rest = client.page_jobs(**asked, limit=2, before=page.next)
+        assert [job.id for job in [*page.jobs, *rest.jobs]] == ids[::-1]
+        assert (page.next, rest.next) == (ids[2], None)
+    assert client.page_jobs(kinds=["restore"], limit=2).next is None
+    assert client.page_jobs(submitted_by="nobody").jobs == []

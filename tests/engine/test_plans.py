@@ -404,12 +404,22 @@ def test_orphans_are_counted_by_index(plans: Plans) -> None:
     assert_by_index(plans.of(insight.orphans(100)), at_most=100)
 
 
-@pytest.mark.parametrize("session", ["auto"], indirect=True)
 @pytest.mark.parametrize("asked", [{"states": [JobState.FAILED]}, {"submitted_by": "nobody"}], ids=["unwell", "by"])
 def test_a_rare_sort_of_finished_job_is_not_looked_for_in_all_of_them(plans: Plans, asked: dict[str, Any]) -> None:
     history = [node for node in plans.of(jobs.list_jobs(**asked)) if node.table.startswith("finished_jobs")]
     assert max(node.visited for node in history) <= 100
     assert {node.kind for node in history} <= {"Index Scan", "Bitmap Heap Scan", "Seq Scan"}
+
+
+@pytest.mark.parametrize("asked", [{"kinds": ["restore"]}, {"lane": "system"}, {"kinds": ["no such"]}], ids=str)
+def test_a_rare_kind_or_lane_is_looked_for_in_a_stretch_of_history(
+    plans: Plans, session: Session, asked: dict[str, Any]
+) -> None:
+    before, length = HISTORY // 2, 1000
+    assert run(session, jobs.stretch(before, length)) == (before - length, before - length)
+    assert_by_index(plans.of(jobs.stretch(before, length)), at_most=1)
+    assert_by_index(plans.of(jobs.stretch(None, length)), at_most=1)
+    assert_by_index(plans.of(jobs.list_jobs(**asked, first=before - length, before=before)), at_most=length)
 
 
 def test_those_that_wait_for_approval_are_listed_without_a_look_at_history(plans: Plans) -> None:

@@ -136,3 +136,13 @@ def test_a_question_outside_of_its_bounds_is_refused(graph: Graph, question: dic
         graph.neighbors([ids["otter"]], **question)
     with pytest.raises(BadQuestion):
         graph.neighbors([])
+
+
+def test_an_ontology_is_entered_by_its_best_connected_concepts(graph: Graph) -> None:
+    write(graph, RIVER)
+    graph.add_concepts("elsewhere", [NewConcept("Lake")])
+    (name,) = {one.name for one in graph.ontologies()} - {"elsewhere"}
+    assert [one.label for one in graph.hubs(name, 3)] == ["salmon", "river", "otter"]
+    assert [one.label for one in graph.hubs(name, 3, most=1)] == ["otter"]
+    assert [one.label for one in graph.hubs("elsewhere")] == ["Lake"]
+    assert graph.hubs("nowhere") == []

@@ -78,6 +78,12 @@ class Settings(BaseSettings):
     port: int = Field(default=8420, ge=0, le=65535, description="The port that `kg up` listens on; 0 takes a free one")
     max_body: int = Field(default=1024 * 1024, ge=1024, description="Bytes that a request's body may have")
     max_upload: int = Field(default=100_000_000, ge=1, le=100_000_000, description="Bytes that a document may have")
+    mcp_hosts: str | None = Field(
+        default=None,
+        description="Names that agents reach `/mcp` by, as `kappa.example, other.example:8443`, beside loopback's "
+        "and the address of `KAPPA_HOST`; a request under another name is refused. Unset where `KAPPA_HOST` is every "
+        "address: any name",
+    )
     session_hours: float = Field(default=12, gt=0, le=24 * 365, description="How long a sign-in lasts")
     audit_days: int = Field(default=365, ge=1, le=36_500, description="How long entries of the audit log are kept")
     threadpool_tokens: int = Field(

@@ -11,7 +11,7 @@ import psycopg
 from psycopg import Connection
 
 from kappa.engine.errors import BadPayload, EngineError, IllegalTransition, JobNotFound, LaneError, UnknownKind
-from kappa.engine.model import Enqueued, Job, JobEvent, JobState, Lane, Needs, Relative, Schedule, WorkerSeen
+from kappa.engine.model import Enqueued, Job, JobEvent, JobPage, JobState, Lane, Needs, Relative, Schedule, WorkerSeen
 from kappa.engine.registry import Registry, dump_untyped
 from kappa.engine.schedule import first_fault, interval
 from kappa.engine.store import copy_rows, insight, jobs, lanes, maintenance
@@ -249,6 +249,33 @@ class Client:
         )
         with self._session(connection) as session:
             return run(session, op)
+
+    def page_jobs(
+        self,
+        *,
+        states: Sequence[JobState] | None = None,
+        kinds: Sequence[str] | None = None,
+        lane: str | None = None,
+        submitted_by: str | None = None,
+        before: int | None = None,
+        limit: int = 50,
+        look_through: int = 300_000,
+    ) -> JobPage:
+        """A page for somebody who waits: of a kind or lane, no more than so many ids are looked through for it.
+
+        History has no index of either, as one would cost every job that ends. Few that fit are a short page, with a
+        `next` to look further.
+        """
+        first, below = 0, None
+        with self._session(None) as session:
+            if jobs.lacks_index(states, kinds, lane, submitted_by):
+                first, below = run(session, jobs.stretch(before, look_through))
+            op = jobs.list_jobs(
+                states=states, kinds=kinds, lane=lane, submitted_by=submitted_by, first=first, before=before,
+                limit=limit + 1,
+            )  # fmt: skip
+            found = run(session, op)
+        return JobPage(found[:limit], found[limit - 1].id if len(found) > limit else below)
 
     def show_many(self, job_ids: Sequence[int]) -> list[Job]:
         """Those of the jobs that there are, by id, in one statement."""

@@ -102,6 +102,15 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
+class JobPage:
+    """Jobs, the newest first, and where older ones begin."""
+
+    jobs: list[Job]
+    next: int | None
+    """What to give as `before` for older ones; None if there are none. A page may be short, or empty, and have it."""
+
+
+@dataclass(frozen=True, slots=True)
 class JobEvent:
     """Something that happened to a job that runs: `lease_ran_out`, `released`, `adopted` or `put_back`."""
 

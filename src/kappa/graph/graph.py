@@ -235,6 +235,12 @@ class Graph(Measuring):
             )
         return [one for one in found if normal(one.label) == normal(label)]
 
+    def hubs(self, ontology: str, limit: int = 12, *, most: int = 1_000) -> list[Concept]:
+        """Where to begin: an ontology's concepts with the most relations, of its first so many."""
+        self._only_own("keeps no list of ontologies")
+        with self._pool.connection() as connection:
+            return concepts.hubs(connection, ontology, limit, most)
+
     def evidence(self, concept_id: UUID, limit: int = 100) -> list[Instance]:
         """Quotes that speak of a concept, by document and place."""
         self._only_own("has no evidence")

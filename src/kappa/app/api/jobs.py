@@ -63,15 +63,15 @@ async def list_jobs(
     before: Annotated[JobId | None, Query(description="`next` of the page before")] = None,
     limit: Annotated[int, Query(ge=1, le=500)] = 50,
 ) -> JobPage:
-    """Jobs, the newest first, a page at a time."""
-    found = await services.client.list_jobs(
+    """Jobs, the newest first, a page at a time.
+
+    With a kind or a lane, 300,000 ids are looked through for a page: it may be short, or empty, and yet have a `next`.
+    """
+    found = await services.client.page_jobs(
         states=state, kinds=kind, lane=lane, submitted_by=submitted_by, before=before, limit=limit
     )
     with_detail = who.may(Permission.WORKERS_VIEW)
-    return JobPage(
-        items=[JobView.of(job, with_detail=with_detail) for job in found],
-        next=found[-1].id if len(found) == limit else None,
-    )
+    return JobPage(items=[JobView.of(job, with_detail=with_detail) for job in found.jobs], next=found.next)
 
 
 @routes.get("/{job_id}", Permission.JOBS_VIEW, 404)

@@ -1,6 +1,7 @@
 """Where `kg` begins, and where every error becomes one clear line."""
 
 import sys
+from typing import Any
 
 FAILED = 1
 NONSENSE = 2
@@ -22,7 +23,9 @@ def main() -> None:
     try:
         from kappa.app.cli.commands import app
 
-        app()
+        # Alone it would draw a box around what was typed wrong.
+        code = app(prog_name="kg", standalone_mode=False)
+        sys.exit(code if isinstance(code, int) else 0)
     except ModuleNotFoundError as error:
         sys.exit(f"kg: {error.name} is missing: this command needs `pip install 'kappa[app]'`")
     except KeyboardInterrupt:
@@ -30,13 +33,29 @@ def main() -> None:
         sys.exit(INTERRUPTED)
     except Exception as error:
         # What can go wrong is known where it went wrong; to name it here would load it for every command.
+        import typer
+
         from kappa.app.cli.show import printable
         from kappa.pg import KappaError
 
+        if isinstance(error, typer.Abort):
+            sys.exit("kg: nothing was done")
+        if hasattr(error, "format_message"):  # what is typed wrong; Typer's word for it has been in several places
+            sys.stderr.write(_usage(error))
+            sys.exit(NONSENSE)
         if not isinstance(error, KappaError):
             raise
         sys.stderr.write(f"kg: {printable(' '.join(str(error).split()))}\n")
         sys.exit(_exit_code(error))
+
+
+def _usage(error: Any) -> str:
+    """What was typed wrong, and where help is; nothing where the help was shown in its place."""
+    if type(error).__name__ == "NoArgsIsHelpError":
+        return ""
+    said = " ".join(error.format_message().split()).rstrip(".").replace("Value error, ", "")
+    where = error.ctx.command_path if getattr(error, "ctx", None) is not None else "kg"
+    return f"kg: {said[:1].lower()}{said[1:]} ({where} --help)\n"
 
 
 def _exit_code(error: Exception) -> int:

@@ -65,7 +65,7 @@ def ingest(
         uploads = documents.carry(server, found, missed)
         _complain(missed)
         if not uploads:
-            raise NothingToIngest(f"nothing to ingest: {_count(len(missed), 'document')} can't be read")
+            raise NothingToIngest(f"nothing to ingest: {show.count(len(missed), 'document')} can't be read")
         for upload in uploads:
             for warning in upload.warnings:
                 show.say(f"{show.printable(upload.name)}: {show.printable(warning)}")
@@ -130,11 +130,11 @@ def together(estimates: list[EstimateView]) -> EstimateView:
 def worded(estimate: EstimateView) -> str:
     """An estimate as a person reads it."""
     parts = [
-        _count(estimate.documents, "document"), _count(estimate.chunks, "chunk"), f"{estimate.words:,} words",
+        show.count(estimate.documents, "document"), show.count(estimate.chunks, "chunk"), f"{estimate.words:,} words",
         f"about {estimate.tokens:,} tokens", f"{estimate.embeddings:,} embeddings",
     ]  # fmt: skip
     if estimate.ocr_pages:
-        parts.append(f"{_count(estimate.ocr_pages, 'page')} to read by OCR")
+        parts.append(f"{show.count(estimate.ocr_pages, 'page')} to read by OCR")
     return f"{', '.join(parts)}; {_price(estimate.price)}"
 
 
@@ -197,7 +197,3 @@ def _dry(uploads: list[UploadedView], missed: list[Missed], as_json: bool) -> No
 def _complain(missed: list[Missed]) -> None:
     for one in missed:
         show.err.print(f"kg: {show.printable(one.name)}: {show.printable(one.reason)}", soft_wrap=True, markup=False)
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {what}" + ("" if number == 1 else "s")

@@ -53,8 +53,9 @@ def result(job: JobView) -> IngestionResult | None:
 def summary(done: IngestionResult) -> str:
     failed = f" ({done.failed_chunks} failed)" if done.failed_chunks else ""
     return (
-        f"{done.documents:,} documents, {done.chunks:,} chunks{failed}: {done.concepts:,} new concepts, "
-        f"{done.relations:,} relations, {done.instances:,} quotes"
+        f"{show.count(done.documents, 'document')}, {show.count(done.chunks, 'chunk')}{failed}: "
+        f"{show.count(done.concepts, 'new concept')}, {show.count(done.relations, 'relation')}, "
+        f"{show.count(done.instances, 'quote')}"
     )
 
 

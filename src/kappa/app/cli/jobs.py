@@ -119,8 +119,10 @@ def list_jobs(
             "before": before, "limit": LARGEST_PAGE if every_page else limit,
         }  # fmt: skip
         page = server.get("/jobs", JobPage, query)
-        while every_page and page.next is not None:
-            older = server.get("/jobs", JobPage, query | {"before": page.next})
+        # A page of one kind or lane may be short: the server looks no further for it than is good for the others.
+        while page.next is not None and (every_page or len(page.items) < limit):
+            left = LARGEST_PAGE if every_page else limit - len(page.items)
+            older = server.get("/jobs", JobPage, query | {"before": page.next, "limit": left})
             page = JobPage(items=[*page.items, *older.items], next=older.next)
     if as_json:
         show.as_json(page)

@@ -84,3 +84,8 @@ def findings(found: "Sequence[Finding]") -> None:
         mark, colour = _MARKS[finding.level]
         rows.add_row(Text(mark, style=colour), finding.topic, Text(finding.found), Text(finding.follows))
     out.print(rows)
+
+
+def count(number: int, what: str) -> str:
+    """So many of something, in words that fit."""
+    return f"{number:,} {what}" + ("" if number == 1 else "s")

@@ -8,6 +8,7 @@ import httpx2
 from pydantic import BaseModel
 
 from kappa.app import remote
+from kappa.app.errors import Refused
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -26,6 +27,20 @@ class Api:
         with remote.reaching(_place(client)):
             response = await client.request("GET", path, params=_given(params or {}))
         return remote.read(list[model], remote.check(response).content)
+
+    async def get_bytes(self, path: str, most: int) -> bytes:
+        """A file; one that is longer is refused, and not read to its end."""
+        client, data = self._client(), b""
+        with remote.reaching(_place(client)):
+            async with client.stream("GET", path) as response:
+                if not response.is_success:
+                    await response.aread()
+                    remote.check(response)
+                async for piece in response.aiter_bytes():
+                    data += piece
+                    if len(data) > most:
+                        raise Refused(f"{path} has more than {most:,} bytes; it is downloaded from there over HTTP")
+        return data
 
     async def post(self, path: str, model: type[M], body: Mapping[str, Any] | None = None) -> M:
         return await self._send("POST", path, model, body or {})

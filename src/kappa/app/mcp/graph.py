@@ -1,5 +1,6 @@
 """The graph, as tools for agents."""
 
+import json
 from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, Field
@@ -10,6 +11,7 @@ from kappa.app.api.graph_schemas import (
     EnrichedPathsView,
     PolarityView,
     RelatedView,
+    RelationTypeView,
     SearchView,
 )
 from kappa.app.api.schemas import Line
@@ -21,6 +23,7 @@ from kappa.graph.model import Direction
 
 M = TypeVar("M", bound=BaseModel)
 
+VOCABULARY = "kappa://graph/vocabulary"
 DEADLINE = 20.0
 """Seconds; what was found by then is the answer, and an agent that waits longer gives up."""
 MOST = 200
@@ -30,7 +33,9 @@ TheConcept = Annotated[Line, Field(description="A concept's label or id; a label
 Ontologies = Annotated[
     list[Line] | None, Field(description="Only concepts of these ontologies; labels are looked for there")
 ]
-Types = Annotated[list[Line] | None, Field(description="Only relations of these types, as in LIVES_IN")]
+Types = Annotated[
+    list[Line] | None, Field(description="Only relations of these types, as in LIVES_IN; graph/vocabulary has them all")
+]
 Way = Annotated[Direction, Field(description="Along relations, against them, or both")]
 Limit = Annotated[int, Field(ge=1, le=MOST, description="So many concepts at most")]
 Hops = Annotated[int, Field(ge=1, le=MAX_HOPS, description="How many relations away")]
@@ -40,6 +45,17 @@ def offer(server: Server, api: Api) -> None:
     tools = GraphTools(api)
     for tool in (tools.search, tools.concept, tools.related, tools.path, tools.polarity):
         server.offer(tool, READS)
+
+    @server.resource(
+        VOCABULARY,
+        name="graph/vocabulary",
+        title="Relation types",
+        description="The types that relations have, with their categories. Needs the permission graph:read.",
+        mime_type="application/json",
+    )
+    async def vocabulary() -> str:  # pyright: ignore[reportUnusedFunction]
+        types = await api.get_list("/graph/relation-types", RelationTypeView)
+        return json.dumps([one.model_dump(mode="json") for one in types], indent=2)
 
 
 class GraphTools:

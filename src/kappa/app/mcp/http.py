@@ -32,7 +32,7 @@ async def opened(settings: Settings) -> AsyncGenerator[Callable[[ASGIApp], ASGIA
     server = offers.build(Api(_caller.get))
     # Stateless: any process of a server can answer any request, and a restart loses no session.
     server.streamable_http_app(
-        stateless_http=True, max_request_body_size=settings.max_body, transport_security=_security(settings.host)
+        stateless_http=True, max_request_body_size=settings.max_body, transport_security=_security(settings)
     )
     async with server.session_manager.run():
         yield lambda api: _Endpoint(api, server.session_manager)
@@ -73,18 +73,27 @@ class _Endpoint:
                 _caller.reset(mark)
 
 
-def _security(host: str) -> TransportSecuritySettings:
-    """On loopback, only its own names: a page can make its name lead there. Elsewhere the names are not known here."""
-    if not _is_loopback(host):
+def _security(settings: Settings) -> TransportSecuritySettings:
+    """The names that count as this server's, so that no page can lead a browser here under a name of its own.
+
+    Where it listens on every address and nobody told it its names, it can't know them.
+    """
+    given = [name.strip() for name in (settings.mcp_hosts or "").split(",") if name.strip()]
+    if not given and _is_every_address(settings.host):
         return TransportSecuritySettings(enable_dns_rebinding_protection=False)
-    names = [*LOOPBACK, *(f"{name}:*" for name in LOOPBACK)]
+    hosts = [*LOOPBACK, *given, *([] if _is_every_address(settings.host) else [_in_url(settings.host)])]
+    names = [*hosts, *(f"{name}:*" for name in hosts)]
     return TransportSecuritySettings(
         allowed_hosts=names, allowed_origins=[f"{scheme}://{name}" for scheme in ("http", "https") for name in names]
     )
 
 
-def _is_loopback(host: str) -> bool:
+def _is_every_address(host: str) -> bool:
     try:
-        return ipaddress.ip_address(host).is_loopback
+        return ipaddress.ip_address(host).is_unspecified
     except ValueError:
-        return host == "localhost"
+        return False
+
+
+def _in_url(host: str) -> str:
+    return f"[{host}]" if ":" in host else host

@@ -100,7 +100,10 @@ class JobTools:
         before: Annotated[JobId | None, Field(description="`next` of the page before")] = None,
         limit: Annotated[int, Field(ge=1, le=500, description="Jobs on a page")] = 20,
     ) -> JobList:
-        """List jobs, live and finished, the newest first, a page at a time."""
+        """List jobs, live and finished, the newest first, a page at a time.
+
+        A page of one kind or lane may be short, or empty, and yet have a `next`: call again with it to look further.
+        """
         asked = {"state": state and [str(one) for one in state], "kind": kind, "lane": lane,
                  "submitted_by": submitted_by, "before": before, "limit": limit}  # fmt: skip
         page = await self._api.get("/jobs", JobPage, asked)

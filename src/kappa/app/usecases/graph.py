@@ -236,6 +236,10 @@ class KnowledgeGraph:
     async def ontologies(self) -> list[Ontology]:
         return await self.read(lambda graph: graph.ontologies())
 
+    async def hubs(self, ontology: str, limit: int) -> list[Concept]:
+        """An ontology's best connected concepts; none where there is no such ontology."""
+        return await self.read(lambda graph: graph.hubs(ontology, limit))
+
     async def read(self, act: "Callable[[Graph], T]") -> T:
         """Something short that the graph is asked, in a thread of questions."""
         return await self._in_thread(lambda _: act(self.here()), None, None, None)

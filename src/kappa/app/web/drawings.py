@@ -27,6 +27,7 @@ def share(done: float | None, total: float | None) -> float | None:
 
 
 AXIS_WIDTH = 900.0
+PHONE_WIDTH = 360.0
 ROW = 26.0
 
 
@@ -58,18 +59,18 @@ class Axis:
     marks: list[Mark]
 
 
-def axis(items: Sequence[tuple[str, float]]) -> Axis:
+def axis(items: Sequence[tuple[str, float]], width: float = AXIS_WIDTH) -> Axis:
     """Concepts from the negative pole on the left to the positive one; a row for each, so that no label is hidden."""
     reach = max([1.0, *(abs(position) for _, position in items)]) * 1.04
 
     def x(position: float) -> float:
-        return round(AXIS_WIDTH * (0.5 + position / reach / 2), 1)
+        return round(width * (0.5 + position / reach / 2), 1)
 
     marks: list[Mark] = []
     for row, (label, position) in enumerate(items):
         wide = 7.5 * len(label) + 12
-        outwards = x(position) + wide <= AXIS_WIDTH if position > 0 else x(position) - wide >= 0
+        outwards = x(position) + wide <= width if position > 0 else x(position) - wide >= 0
         tone = "plus" if position > NEUTRAL else "minus" if position < -NEUTRAL else "neither"
         marks.append(Mark(label, position, x(position), 40 + ROW * row, (position > 0) != outwards, tone))
     height = 40 + ROW * max(1, len(items))
-    return Axis(AXIS_WIDTH, height, x(0), x(-NEUTRAL), x(NEUTRAL), x(-1), x(1), marks)
+    return Axis(width, height, x(0), x(-NEUTRAL), x(NEUTRAL), x(-1), x(1), marks)

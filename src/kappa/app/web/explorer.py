@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 pages = Pages()
 
 FOUND = 30
+HUBS = 16
+"""Concepts that an ontology is entered by."""
 AROUND = 24
 """Neighbours that one step of growing brings, the best connected."""
 ON_PATH = 6
@@ -36,8 +38,13 @@ async def graph(visit: Visit) -> Response:
     answer = await _search(visit, text, FOUND) if text else None
     # Typing asks again and again: then only what is found is wanted.
     part = visit.request.headers.get("hx-request") == "true"
-    ontologies = [] if part else await visit.services.graph.ontologies()
-    return visit.page("found.html" if part else "graph.html", text=text, answer=answer, ontologies=ontologies)
+    if part:
+        return visit.page("found.html", text=text, answer=answer)
+    ontologies = await visit.services.graph.ontologies()
+    # One alone need not be asked for.
+    shown = visit.asked("ontology") or (ontologies[0].name if len(ontologies) == 1 else None)
+    hubs = await visit.services.graph.hubs(shown, HUBS) if shown and not text else []
+    return visit.page("graph.html", text=text, answer=answer, ontologies=ontologies, shown=shown, hubs=hubs)
 
 
 @pages.get("/graph/suggest", Permission.GRAPH_READ)
@@ -129,9 +136,10 @@ async def polarity(visit: Visit) -> Response:
             answer = await visit.services.graph.ask("polarity", ask, lambda answer: answer, deadline=DEADLINE)
         except ASKED_WRONG as error:
             fault = str(error)
-    axis = drawings.axis([(one.concept.label, one.position) for one in answer.items]) if answer else None
+    marks = [(one.concept.label, one.position) for one in answer.items] if answer else []
+    axes = drawings.axis(marks), drawings.axis(marks, drawings.PHONE_WIDTH)
     names = [await _label(visit, positive), await _label(visit, negative)]
-    return visit.page("polarity.html", 422 if fault else 200, names=names, answer=answer, fault=fault, axis=axis)
+    return visit.page("polarity.html", 422 if fault else 200, names=names, answer=answer, fault=fault, axes=axes)
 
 
 @pages.get("/graph/documents/{document}", Permission.GRAPH_READ)

@@ -4,17 +4,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal
+from urllib.parse import urlencode
 
 from starlette.responses import Response
 
 from kappa.app.errors import Refused
 from kappa.app.permissions import Permission
-from kappa.app.web.pages import Pages, Visit, listed, way_back
+from kappa.app.web.pages import Pages, Visit, way_back
 from kappa.engine import Job, JobEvent, JobState
 
 pages = Pages()
 
 PAGE = 50
+ESTIMATED = ("documents", "chunks", "words", "tokens", "embeddings", "ocr_pages", "price")
 GROUPS: dict[str, list[JobState]] = {
     "live": [state for state in JobState if not state.terminal],
     "ended": [state for state in JobState if state.terminal],
@@ -55,19 +57,42 @@ class Moment:
     to_come: bool = False
 
 
+def _in_order(estimate: Any) -> Any:
+    """What is known of what a job will come to, as people read it; the database has an order of its own."""
+    told: dict[str, Any] = estimate
+    if not isinstance(estimate, dict):
+        return estimate
+    return {key: told[key] for key in [*(key for key in ESTIMATED if key in told), *told]}
+
+
+def _outcome(job: Job) -> tuple[str, str] | None:
+    """Where to see what came of a job, and what to call that; None where the result says it all."""
+    payload: Any = job.payload
+    result: Any = job.result
+    if job.state is not JobState.SUCCEEDED:
+        return None
+    match job.kind:
+        case "ingestion" | "ingest_image":
+            return f"/ui/graph?{urlencode({'ontology': payload['ontology']})}", "See what was read"
+        case "projection" if result.get("artifact") is not None:
+            return f"/ui/graph/map?id={result['artifact']}", "See the map"
+        case _:
+            return None
+
+
 @pages.get("/jobs", Permission.JOBS_VIEW)
 async def jobs(visit: Visit) -> Response:
     asked = visit.asked("state")
     states = GROUPS.get(asked or "") or ([_state(asked)] if asked else None)
     kind, by = visit.asked("kind"), visit.asked("by")
-    found = await visit.services.client.list_jobs(
+    found = await visit.services.client.page_jobs(
         states=states, kinds=[kind] if kind else None, lane=visit.asked("lane"), submitted_by=by,
-        before=visit.asked_number("before"), limit=PAGE + 1,
+        before=visit.asked_number("before"), limit=PAGE,
     )  # fmt: skip
-    shown, after = listed(found, PAGE, lambda job: job.id)
     lanes = await visit.services.client.lanes()
     return visit.page(
-        "jobs.html", jobs=[(job, May.of(visit, job)) for job in shown], next=after, lanes=lanes, groups=list(GROUPS),
+        "jobs.html", jobs=[(job, May.of(visit, job)) for job in found.jobs], next=found.next, lanes=lanes,
+        groups=list(GROUPS), short=found.next is not None and len(found.jobs) < PAGE,
         states=list(JobState), kinds=sorted(kind for lane in lanes for kind in lane.kinds),
         live=visit.asked_number("before") is None,
     )  # fmt: skip
@@ -125,6 +150,7 @@ async def _shown(visit: Visit, job_id: int) -> Response:
         children=[one for one in relatives if one.bond == "child"],
         retries=[one for one in relatives if one.bond == "retry"],
         with_detail=visit.may(Permission.WORKERS_VIEW),
+        estimate=_in_order(found.estimate), outcome=_outcome(found) if visit.may(Permission.GRAPH_READ) else None,
     )  # fmt: skip
 
 

@@ -16,8 +16,8 @@ KEPT = 20
 
 @pages.get("/graph/map", Permission.GRAPH_READ)
 async def show(visit: Visit) -> Response:
-    """The newest map, or the one that is asked for."""
-    kept = await visit.services.curation.artifacts("projection", None, KEPT)
+    """The newest map, of all or of one ontology, or the one that is asked for."""
+    kept = await visit.services.curation.artifacts("projection", visit.asked("ontology"), KEPT)
     chosen = kept[0] if kept else None
     if (asked := visit.asked("id")) is not None:
         if (key := as_id(asked)) is None:

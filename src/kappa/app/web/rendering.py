@@ -25,8 +25,8 @@ class Templates:
             lstrip_blocks=True, auto_reload=False,
         )  # fmt: skip
         filters: dict[str, Callable[..., Any]] = {
-            "ago": ago, "clock": clock, "duration": duration, "iso": iso, "number": number, "pretty": pretty,
-            "size": size, "words": words,
+            "ago": ago, "clock": clock, "duration": duration, "iso": iso, "number": number, "plain": plain,
+            "pretty": pretty, "size": size, "words": words,
         }  # fmt: skip
         self._environment.filters.update(filters)
         said: dict[str, Any] = self._environment.globals
@@ -70,7 +70,8 @@ def ago(at: datetime | None) -> str:
     passed = (_now() - at).total_seconds()
     if abs(passed) < 1:
         return "now"
-    text = duration(round(abs(passed)))
+    # One unit will do: the whole time stands behind it.
+    text = " ".join(duration(round(abs(passed))).split(" ")[:2])
     return f"{text} ago" if passed > 0 else f"in {text}"
 
 
@@ -97,6 +98,11 @@ def size(value: float) -> str:
             return f"{value:.0f} {unit}" if unit == "B" else f"{value:.3g} {unit}"
         value /= 1000
     raise AssertionError
+
+
+def plain(value: Any) -> str:
+    """A JSON value on one line."""
+    return json.dumps(value, ensure_ascii=False)
 
 
 def pretty(value: Any) -> str:

@@ -56,6 +56,8 @@ KEEP = sql["keep"]
 LIST_JOBS = sql["list_jobs"]
 LIST_LIVE = sql["list_live"]
 LIST_UNWELL = sql["list_unwell"]
+LIST_OF = sql["list_of"]
+STRETCH = sql["stretch"]
 COUNT_BY_STATE = sql["count_by_state"]
 
 
@@ -411,25 +413,42 @@ def list_jobs(
     kinds: Sequence[str] | None = None,
     lane: str | None = None,
     submitted_by: str | None = None,
+    first: int = 0,
     before: int | None = None,
     limit: int = 50,
 ) -> Op[list[Job]]:
-    """The newest first; `before` is the last id of the page before."""
-    params = {
+    """The newest first; `before` is the last id of the page before, and none below `first` is looked at."""
+    params: dict[str, Any] = {
         "states": [state.value for state in states] if states is not None else None,
         "kinds": list(kinds) if kinds is not None else None,
         "lane": lane,
-        "submitted_by": submitted_by,
         "before": before,
         "limit": limit,
     }
-    query = LIST_JOBS
     if states and not any(state.terminal for state in states):
         # As text: as a constant of its own type it lets the planner see which partial indexes fit.
-        query, params["states"] = LIST_LIVE, _text_array(state.value for state in states)
+        params["states"] = _text_array(state.value for state in states)
+        query, params["submitted_by"] = LIST_LIVE, submitted_by
     elif states and JobState.SUCCEEDED not in states:
-        query = LIST_UNWELL
+        query, params["submitted_by"] = LIST_UNWELL, submitted_by
+    elif submitted_by is not None:
+        query, params["submitted_by"] = LIST_OF, submitted_by
+    else:
+        query, params["first"] = LIST_JOBS, first
     return Op(query, params, lambda rows: [_job(row) for row in rows])
+
+
+def lacks_index(
+    states: Sequence[JobState] | None, kinds: Sequence[str] | None, lane: str | None, submitted_by: str | None
+) -> bool:
+    """Whether a list could read all of history to find few: nothing but the id leads to a kind or a lane there."""
+    through = not states or JobState.SUCCEEDED in states
+    return through and submitted_by is None and (kinds is not None or lane is not None)
+
+
+def stretch(before: int | None, length: int) -> Op[tuple[int, int | None]]:
+    """So many ids down from `before`: the first of them, and what to give as `before` for what is below, if any is."""
+    return Op(STRETCH, {"before": before, "length": length}, lambda rows: rows[0] if rows else (0, None))
 
 
 def count_by_state() -> Op[dict[tuple[str, JobState], int]]:

@@ -154,10 +154,27 @@ SELECT * FROM kappa.all_jobs
  WHERE (%(states)s::text[] IS NULL OR state::text = ANY (%(states)s::text[]))
    AND (%(kinds)s::text[] IS NULL OR kind = ANY (%(kinds)s::text[]))
    AND (%(lane)s::text IS NULL OR lane = %(lane)s::text)
-   AND (%(submitted_by)s::text IS NULL OR submitted_by = %(submitted_by)s::text)
+   AND id >= %(first)s::bigint AND id < coalesce(%(before)s::bigint, 9223372036854775807)
+ ORDER BY id DESC
+ LIMIT %(limit)s::int;
+
+-- name: list_of
+-- Of one submitter: history has an index of them, which a plan for any submitter can use only if it names one.
+SELECT * FROM kappa.all_jobs
+ WHERE submitted_by = %(submitted_by)s::text
+   AND (%(states)s::text[] IS NULL OR state::text = ANY (%(states)s::text[]))
+   AND (%(kinds)s::text[] IS NULL OR kind = ANY (%(kinds)s::text[]))
+   AND (%(lane)s::text IS NULL OR lane = %(lane)s::text)
    AND id < coalesce(%(before)s::bigint, 9223372036854775807)
  ORDER BY id DESC
  LIMIT %(limit)s::int;
+
+-- name: stretch
+-- So many ids down from the newest job, or from `before`: the first of them, and where the jobs below go on.
+SELECT top.id - %(length)s::bigint,
+       (SELECT j.id + 1 FROM kappa.all_jobs AS j WHERE j.id < top.id - %(length)s::bigint ORDER BY j.id DESC LIMIT 1)
+  FROM (SELECT least(newest.id + 1, coalesce(%(before)s::bigint, 9223372036854775807)) AS id
+          FROM (SELECT id FROM kappa.all_jobs ORDER BY id DESC LIMIT 1) AS newest) AS top;
 
 -- name: list_live
 -- Of live jobs alone; history, which has far more, is not looked at.

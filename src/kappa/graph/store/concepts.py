@@ -22,6 +22,7 @@ ROWS = sql["rows"]
 EMBEDDINGS = sql["embeddings"]
 SET_EMBEDDINGS = sql["set_embeddings"]
 LABELLED = sql["labelled"]
+HUBS = sql["hubs"]
 DELETE = sql["delete"]
 
 
@@ -111,6 +112,15 @@ def labelled(
     return [
         Concept(key, node, name, description, within, tuple(terms))
         for key, node, name, description, within, terms in found
+    ]
+
+
+def hubs(connection: Connection[Row], ontology: str, limit: int, most: int) -> list[Concept]:
+    """Those with the most relations, of the first so many of an ontology."""
+    params = {"ontology": ontology, "limit": limit, "most": most}
+    return [
+        Concept(key, node, label, description, within, tuple(terms))
+        for key, node, label, description, within, terms in connection.execute(HUBS.sql, params, binary=True)
     ]
 
 

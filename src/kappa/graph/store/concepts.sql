@@ -47,6 +47,18 @@ SELECT c.key, c.id, c.label, c.description, o.name, c.search_terms
   FROM kappa_graph.concepts AS c JOIN kappa_graph.ontologies AS o ON o.id = c.ontology_id
  WHERE c.id = ANY (%(nodes)s::bigint[]);
 
+-- name: hubs
+-- Of the first so many of an ontology: all of a small one, and of a large one enough to begin with.
+SELECT c.key, c.id, c.label, c.description, o.name, c.search_terms
+  FROM (SELECT f.id, (SELECT count(*) FROM kappa_graph.relations AS r WHERE r.from_id = f.id)
+                   + (SELECT count(*) FROM kappa_graph.relations AS r WHERE r.to_id = f.id) AS degree
+          FROM (SELECT c.id FROM kappa_graph.concepts AS c JOIN kappa_graph.ontologies AS o ON o.id = c.ontology_id
+                 WHERE o.name = %(ontology)s::text ORDER BY c.id LIMIT %(most)s::int) AS f
+         ORDER BY degree DESC, f.id LIMIT %(limit)s::int) AS h
+  JOIN kappa_graph.concepts AS c ON c.id = h.id
+  JOIN kappa_graph.ontologies AS o ON o.id = c.ontology_id
+ ORDER BY h.degree DESC, c.id;
+
 -- name: labelled
 -- By the ids that a label has in the ontologies, and by its letters: a concept may have come from another ontology.
 SELECT c.key, c.id, c.label, c.description, o.name, c.search_terms

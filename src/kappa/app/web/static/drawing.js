@@ -154,7 +154,9 @@ class Drawing {
         const far = Math.hypot(to.px - from.px, to.py - from.py) || 1, end = (far - to.size - 2) / far;
         line.setAttribute("x1", from.px.toFixed(1)); line.setAttribute("y1", from.py.toFixed(1));
         line.setAttribute("x2", (from.px + (to.px - from.px) * end).toFixed(1)); line.setAttribute("y2", (from.py + (to.py - from.py) * end).toFixed(1));
-        text.setAttribute("x", ((from.px + to.px) / 2).toFixed(1)); text.setAttribute("y", ((from.py + to.py) / 2).toFixed(1));
+        // Not in the middle, where that of a relation back would stand, and away from the chosen one, where all meet.
+        const at = from === this.chosen ? 0.55 : to === this.chosen ? 0.3 : 0.4;
+        text.setAttribute("x", (from.px + (to.px - from.px) * at).toFixed(1)); text.setAttribute("y", (from.py + (to.py - from.py) * at).toFixed(1));
       }
       if (share < 1) requestAnimationFrame(frame);
     };
@@ -190,7 +192,11 @@ class Drawing {
     this.place_view();
   }
 
-  place_view() { this.view.setAttribute("transform", `translate(${this.x.toFixed(1)} ${this.y.toFixed(1)}) scale(${this.scale.toFixed(3)})`); }
+  place_view() {
+    // Letters don't get smaller than can be read, however small the drawing is.
+    this.svg.style.setProperty("--letters", Math.max(1, 0.85 / this.scale).toFixed(3));
+    this.view.setAttribute("transform", `translate(${this.x.toFixed(1)} ${this.y.toFixed(1)}) scale(${this.scale.toFixed(3)})`);
+  }
 
   at(event) {
     const box = this.svg.getBoundingClientRect();

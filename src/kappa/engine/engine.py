@@ -45,17 +45,19 @@ class Engine:
         approval: bool = False,
         estimate: Callable[[Any], Any] | None = None,
         adoptable: bool = False,
+        needs_database: bool = False,
     ) -> Callable[[F], F]:
         """Declare the decorated function as the handler of a kind: `(ctx)` or `(ctx, payload)`, blocking or async.
 
         `adoptable` is for work that outlives its worker: an orphan is handed to the handler again, as the same attempt
         with `ctx.adopted`, to find what became of it; if nothing can be found it raises `AttemptLost`.
+        `needs_database` is for work that no machine without one can do: workers over HTTP leave it alone.
         """
 
         def declare(function: F) -> F:
             self.registry.add(
                 kind, function, timeout=timeout, idempotent=idempotent, max_attempts=max_attempts,
-                approval=approval, estimate=estimate, adoptable=adoptable,
+                approval=approval, estimate=estimate, adoptable=adoptable, needs_database=needs_database,
             )  # fmt: skip
             return function
 

@@ -33,6 +33,7 @@ class Handler:
     approval: bool = False
     estimate: Callable[[Any], Any] | None = None
     adoptable: bool = False
+    needs_database: bool = False
     is_async: bool = False
     takes_payload: bool = True
     may_return_nothing: bool = True
@@ -87,6 +88,7 @@ class Registry:
         approval: bool = False,
         estimate: Callable[[Any], Any] | None = None,
         adoptable: bool = False,
+        needs_database: bool = False,
     ) -> Handler:
         if kind in self._handlers:
             raise EngineError(f"kind {kind!r} has a handler already: {self._handlers[kind].function}")
@@ -102,6 +104,7 @@ class Registry:
             approval=approval,
             estimate=estimate,
             adoptable=adoptable,
+            needs_database=needs_database,
             is_async=inspect.iscoroutinefunction(function),
             takes_payload=takes_payload,
             may_return_nothing=_takes_nothing(results),
@@ -132,6 +135,11 @@ class Registry:
     @property
     def kinds(self) -> frozenset[str]:
         return frozenset(self._handlers)
+
+    @property
+    def remote_kinds(self) -> frozenset[str]:
+        """Those that can be done without a database."""
+        return frozenset(kind for kind, handler in self._handlers.items() if not handler.needs_database)
 
 
 def dump_untyped(kind: str, value: Any) -> str:

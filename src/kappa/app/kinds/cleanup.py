@@ -43,7 +43,7 @@ def declare(engine: Engine, settings: Settings) -> None:
     def artifact_cleanup(ctx: JobContext, asked: CleanUp | None) -> CleanUpResult:
         return clean_up(ctx, engine.database, expiry, asked or CleanUp())
 
-    engine.job("artifact_cleanup", timeout=timedelta(hours=1), idempotent=True)(artifact_cleanup)
+    engine.job("artifact_cleanup", timeout=timedelta(hours=1), idempotent=True, needs_database=True)(artifact_cleanup)
     engine.schedule(HOURLY)
 
 

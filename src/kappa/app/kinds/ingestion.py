@@ -129,9 +129,9 @@ def declare(engine: Engine, shop: Workshop) -> None:
         except ProviderDown as down:
             return Snooze(timedelta(seconds=max(down.retry_after, 0.1)))
 
-    engine.job(INGESTION, timeout=TIMEOUT, max_attempts=ATTEMPTS, approval=True)(ingest)
-    engine.job(INGEST_IMAGE, timeout=TIMEOUT, max_attempts=ATTEMPTS, approval=True)(ingest)
-    engine.job(SOURCE_EMBEDDING, timeout=TIMEOUT, max_attempts=ATTEMPTS)(embed)
+    engine.job(INGESTION, timeout=TIMEOUT, max_attempts=ATTEMPTS, approval=True, needs_database=True)(ingest)
+    engine.job(INGEST_IMAGE, timeout=TIMEOUT, max_attempts=ATTEMPTS, approval=True, needs_database=True)(ingest)
+    engine.job(SOURCE_EMBEDDING, timeout=TIMEOUT, max_attempts=ATTEMPTS, needs_database=True)(embed)
 
 
 @contextmanager

@@ -97,9 +97,13 @@ def declare(engine: Engine, shop: Workshop) -> None:
     def epistemic_remeasurement(ctx: JobContext, asked: Remeasure | None) -> Remeasured:
         return remeasure(ctx, shop.graph, asked or Remeasure())
 
-    engine.job("vocab_refresh", timeout=timedelta(minutes=30), idempotent=True)(vocab_refresh)
-    engine.job("vocab_consolidate", timeout=timedelta(hours=2), idempotent=True, approval=True)(vocab_consolidate)
-    engine.job("epistemic_remeasurement", timeout=timedelta(hours=1), idempotent=True)(epistemic_remeasurement)
+    engine.job("vocab_refresh", timeout=timedelta(minutes=30), idempotent=True, needs_database=True)(vocab_refresh)
+    engine.job("vocab_consolidate", timeout=timedelta(hours=2), idempotent=True, approval=True, needs_database=True)(
+        vocab_consolidate
+    )
+    engine.job("epistemic_remeasurement", timeout=timedelta(hours=1), idempotent=True, needs_database=True)(
+        epistemic_remeasurement
+    )
     for schedule in SCHEDULES:
         engine.schedule(schedule)
 

@@ -69,8 +69,12 @@ def declare(engine: Engine, shop: Workshop) -> None:
     def proposal_execution(ctx: JobContext, asked: Execute) -> ExecuteResult | Snooze:
         return execute(ctx, engine.database, asked)
 
-    engine.job("ontology_annealing", timeout=timedelta(hours=1), idempotent=True)(ontology_annealing)
-    engine.job("proposal_execution", timeout=timedelta(hours=1), idempotent=True)(proposal_execution)
+    engine.job("ontology_annealing", timeout=timedelta(hours=1), idempotent=True, needs_database=True)(
+        ontology_annealing
+    )
+    engine.job("proposal_execution", timeout=timedelta(hours=1), idempotent=True, needs_database=True)(
+        proposal_execution
+    )
     engine.schedule(NIGHTLY)
 
 

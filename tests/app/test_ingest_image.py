@@ -54,7 +54,8 @@ def shown(asked: Asked) -> bytes | None:
     message: dict[str, Any] = asked.body["messages"][-1]
     if images := message.get("images"):
         return base64.b64decode(images[0])
-    for part in message["content"] if isinstance(message["content"], list) else ():
+    parts: list[Any] = message["content"] if isinstance(message["content"], list) else []
+    for part in parts:
         if part["type"] == "image_url":
             return base64.b64decode(part["image_url"]["url"].partition(",")[2])
         if part["type"] == "image":

@@ -191,14 +191,6 @@ def test_a_tool_run_gets_its_inputs_and_leaves_everything_with_the_server(
     assert "Traceback" not in work.said
 
 
-@pytest.mark.parametrize(
-    ("source", "summary"),
-    [
-        ("exit 3", "the tool exited with code 3, and the tool left no result.json"),
-        ("exec sleep 1000", "the time-out was reached"),
-        ("echo nonsense >result.json", "result.json is not valid"),
-    ],
-)
 def test_a_worker_offers_only_what_it_can_do_without_a_database(
     up: Up, start_worker: Hire, connection: Connection
 ) -> None:
@@ -216,6 +208,14 @@ def test_a_worker_offers_only_what_it_can_do_without_a_database(
         assert client.get(f"/jobs/{left_alone}").json()["state"] == "queued"
 
 
+@pytest.mark.parametrize(
+    ("source", "summary"),
+    [
+        ("exit 3", "the tool exited with code 3, and the tool left no result.json"),
+        ("exec sleep 1000", "the time-out was reached"),
+        ("echo nonsense >result.json", "result.json is not valid"),
+    ],
+)
 def test_a_run_that_fails_says_why(
     up: Up, desk: Desk, start_worker: Hire, connection: Connection, source: str, summary: str
 ) -> None:

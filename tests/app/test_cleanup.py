@@ -22,6 +22,22 @@ def shelf(home: Path, connection: Session, engine: Engine) -> Shelf:
     return Shelf(home, connection)
 
 
+def hand_in(connection: Session, count: int) -> set[str]:
+    """Documents that nobody submitted, whose time is over."""
+    rows = connection.execute(
+        "INSERT INTO kappa_graph.uploads"
+        " (key, owner, name, sha256, size, media_type, bytes, words, chunks, expires_at) "
+        "SELECT gen_random_uuid(), 'ann', 'a.txt', sha256('a'), 5, 'text/plain', 'bytes', 1, 1,"
+        " now() - interval '1 hour' FROM generate_series(1, %s) RETURNING key::text",
+        [count],
+    )
+    return {row[0] for row in rows}
+
+
+def uploads_left(connection: Session) -> set[str]:
+    return {row[0] for row in connection.execute("SELECT key::text FROM kappa_graph.uploads WHERE bytes = 'bytes'")}
+
+
 def clean(engine: Engine, client: Client, **asked: float) -> dict[str, object]:
     job = client.enqueue("artifact_cleanup", asked, auto_approve="ada").id
     asyncio.run(drain(engine, WorkerConfig(lanes=("system",), lead=False)))
@@ -90,6 +106,7 @@ def test_kills_leave_no_row_without_bytes_and_no_bytes_that_nobody_knows(
     for _ in range(10):
         for n in range(4):
             shelf.put(chance.randbytes(20), days=40 if n % 2 else 1)
+        handed_in = hand_in(connection, 150)
         job = client.enqueue("artifact_cleanup", {"tool_artifacts_days": 30}, auto_approve="ada").id
         with DoomedWorker(url, home) as worker:
             worker.work(chance.randint(1, least + 8))
@@ -98,6 +115,10 @@ def test_kills_leave_no_row_without_bytes_and_no_bytes_that_nobody_knows(
         assert shelf.rows <= shelf.files
         assert shelf.files | put_aside == shelf.rows | shelf.notes & (shelf.files | put_aside)
         assert put_aside <= shelf.notes
+        left = uploads_left(connection)
+        assert left <= handed_in
+        assert len(handed_in - left) in (0, 100, 150), "batches, each wholly or not at all"
+        connection.execute("DELETE FROM kappa_graph.uploads")
     clean(engine, client, tool_artifacts_days=30)
     assert shelf.files == shelf.rows
     assert shelf.notes == set()

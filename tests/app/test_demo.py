@@ -49,7 +49,7 @@ def test_the_demo_reads_asks_and_leaves_nothing_running(place: Path) -> None:
     assert "reads the pages: 12 documents, 12 chunks" in said
     around, between, disputed = answers(said)
 
-    assert "afternoon coffee  REDUCES  deep sleep" in around.replace("Afternoon", "afternoon")
+    assert "afternoon coffee  REDUCES  deep sleep" in around
     assert "“Afternoon coffee reduces deep sleep.”  03-harbour-study.md" in around
     assert "sleep pressure  CAUSES  deep sleep" in around
 
@@ -64,7 +64,7 @@ def test_the_demo_reads_asks_and_leaves_nothing_running(place: Path) -> None:
     assert {
         "coffee  CAUSES  dehydration",
         "coffee  CAUSES  arrhythmia",
-        "Afternoon coffee  REDUCES  deep sleep",
+        "afternoon coffee  REDUCES  deep sleep",
     } <= set(disputes)
     for quoted in disputes.values():
         sides = re.findall(r"^ +(yes|no) +“(.*)”  (\S+)$", quoted, flags=re.MULTILINE)
@@ -72,6 +72,9 @@ def test_the_demo_reads_asks_and_leaves_nothing_running(place: Path) -> None:
         assert all((" not " in quote) == (side == "no") for side, quote, _ in sides)
     assert "yes “Coffee causes dehydration.”  05-field-handbook.txt" in disputes["coffee  CAUSES  dehydration"]
     assert "no  “Coffee does not cause dehydration.”  06-water-balance.html" in disputes["coffee  CAUSES  dehydration"]
+    assert "MEASURES" not in around, "what measures it doesn't bear on it"
+    assert "demo --keep` leaves the server up" in disputed
+    assert "http://" not in said, "the server is stopped: there is nothing to go to"
     assert kg("db", "status", home=place / "demo").returncode == 3
     assert app_home.running(place / "demo") == []
 

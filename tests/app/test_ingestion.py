@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -15,7 +16,7 @@ import pytest
 
 from kappa.app import wiring
 from kappa.app.errors import Forbidden, NotFound, Refused
-from kappa.app.kinds import models
+from kappa.app.kinds import cleanup, models
 from kappa.app.kinds.models import Provider
 from kappa.app.permissions import ROLES
 from kappa.app.services import Services, open_services
@@ -26,8 +27,9 @@ from kappa.engine import Engine, Job, JobState
 from kappa.engine.testing import drain, maintain, working
 from kappa.graph.ingest.extraction import BadExtraction, ProviderDown
 from kappa.graph.ingest.read import BrokenDocument, EmptyDocument, UnknownFormat
+from kappa.graph.store import uploads
 from kappa.pg import Database
-from tests.app.patience import becomes
+from tests.app.patience import becomes, blocked
 from tests.graph.ingest.made import picture
 from tests.scripted import ScriptedEmbedder, ScriptedExtractor, dump, story
 
@@ -265,7 +267,7 @@ async def test_a_picture_is_read_by_its_job(floor: Floor) -> None:
     uploaded = await floor.upload(picture(["Otter eats Fish."]), name="otter.png")
     assert uploaded.media_type == "image/png"
     assert uploaded.estimate.ocr_pages == 1
-    assert uploaded.warnings == ("1 page has no text: OCR will read them, and the estimate guesses at them",)
+    assert uploaded.warnings == ("1 page has no text: the job reads them, and the estimate guesses at them",)
     made = await floor.services.ingestions.submit(ANN, "tales", [uploaded.key], auto_approve=True)
     done = await floor.run(made.job)
     assert (done.kind, done.state) == ("ingest_image", JobState.SUCCEEDED), done.error_summary
@@ -371,14 +373,46 @@ async def test_a_change_of_model_is_an_embedding_job(url: str, home: Path) -> No
         assert (await floor.run(again.id)).result["concepts"] == 0
 
 
-async def test_uploads_expire_unless_a_job_needs_them(floor: Floor) -> None:
-    needed, idle = await floor.upload(story(1, 4)), await floor.upload(story(2, 4))
-    await floor.services.ingestions.submit(ANN, "tales", [needed.key])
-    assert await floor.services.ingestions.prune() == 0
-    assert await floor.services.ingestions.prune(datetime.now(UTC) + timedelta(hours=25)) == 1
+async def clean_up(floor: Floor) -> int:
+    made = await floor.services.client.enqueue("artifact_cleanup", {})
+    done = await floor.run(made.id)
+    assert done.state is JobState.SUCCEEDED, done.error_summary
+    return done.result["uploads"]
+
+
+def let_uploads_expire(floor: Floor) -> None:
+    with psycopg.connect(floor.url) as connection:
+        connection.execute("UPDATE kappa_graph.uploads SET expires_at = now() - interval '1 second'")
+
+
+async def test_uploads_expire_unless_a_live_job_needs_them(floor: Floor) -> None:
+    alone, one, other, idle = [await floor.upload(story(number, 4), f"{number}.txt") for number in range(4)]
+    await floor.services.ingestions.submit(ANN, "tales", [alone.key])
+    made = await floor.services.ingestions.submit(ANN, "tales", [one.key, other.key])
+    assert await clean_up(floor) == 0, "their day is not over"
+    let_uploads_expire(floor)
+    assert await clean_up(floor) == 1
     with pytest.raises(NotFound):
         await floor.services.ingestions.submit(ANN, "myths", [idle.key])
-    assert (await floor.services.ingestions.submit(ANN, "myths", [needed.key])).job
+    await floor.services.client.approve(made.job, "ann")
+    done = await floor.run(made.job)
+    assert (done.state, done.result["documents"]) == (JobState.SUCCEEDED, 2), done.error_summary
+    let_uploads_expire(floor)
+    assert await clean_up(floor) == 2, "those of the job that is over, not that of the one that awaits approval"
+
+
+async def test_an_upload_that_is_submitted_while_it_is_cleaned_up_stays(floor: Floor) -> None:
+    """The row is changed by who submits it, and not yet committed, when the cleaner comes to it."""
+    uploaded = await floor.upload(story(1, 4))
+    let_uploads_expire(floor)
+    with psycopg.connect(floor.url) as submitting, psycopg.connect(floor.url, autocommit=True) as watcher:
+        assert uploads.keep(submitting, [uploaded.key], timedelta(days=1))
+        with psycopg.connect(floor.url, autocommit=True) as cleaner, ThreadPoolExecutor(1) as thread:
+            cleaned = thread.submit(cleanup.forget_uploads, cleaner, 100)
+            await blocked(watcher, 1)
+            submitting.commit()
+            assert cleaned.result() == 0
+    assert (await floor.services.ingestions.submit(ANN, "tales", [uploaded.key])).job
 
 
 async def test_a_job_whose_upload_is_gone_says_so(floor: Floor) -> None:

@@ -101,14 +101,7 @@ class Bed:
             await maintain(self.engine, later=timedelta(minutes=2), only=lambda name: name in services)
 
     def finished(self) -> set[str]:
-        """The chunks that are committed, by what the extractor calls them."""
-        with psycopg.connect(self.url) as connection:
-            rows = connection.execute(
-                "SELECT substr(d.text, p.start_offset + 1, p.end_offset - p.start_offset) "
-                "FROM kappa_graph.chunk_plan AS p JOIN kappa_graph.documents AS d ON d.id = p.document_id "
-                "WHERE p.state = 'done'"
-            )
-            return {name_of(row[0]) for row in rows}
+        return finished_chunks(self.url)
 
     def state(self, job: int) -> JobState:
         with self.engine.client() as client:
@@ -129,6 +122,17 @@ def bed(url: str, home: Path, provider: str = "scripted", chunks: dict[str, str]
         yield made
     finally:
         made.close()
+
+
+def finished_chunks(url: str) -> set[str]:
+    """The chunks that are committed, by what the extractor calls them."""
+    with psycopg.connect(url) as connection:
+        rows = connection.execute(
+            "SELECT substr(d.text, p.start_offset + 1, p.end_offset - p.start_offset) "
+            "FROM kappa_graph.chunk_plan AS p JOIN kappa_graph.documents AS d ON d.id = p.document_id "
+            "WHERE p.state = 'done'"
+        )
+        return {name_of(row[0]) for row in rows}
 
 
 async def undisturbed(url: str, home: Path, text: str, **kwargs: Any) -> bytes:

@@ -46,6 +46,7 @@ class Engine:
         estimate: Callable[[Any], Any] | None = None,
         adoptable: bool = False,
         needed: Callable[[Any], Op[bool] | None] | None = None,
+        needs_database: bool = False,
     ) -> Callable[[F], F]:
         """Declare the decorated function as the handler of a kind: `(ctx)` or `(ctx, payload)`, blocking or async.
 
@@ -54,12 +55,13 @@ class Engine:
 
         `needed` is asked by the leader, with the payload, when a schedule of this kind is due: if it gives an operation
         that says no, no job is made.
+        `needs_database` is for work that no machine without one can do: workers over HTTP leave it alone.
         """
 
         def declare(function: F) -> F:
             self.registry.add(
                 kind, function, timeout=timeout, idempotent=idempotent, max_attempts=max_attempts,
-                approval=approval, estimate=estimate, adoptable=adoptable, needed=needed,
+                approval=approval, estimate=estimate, adoptable=adoptable, needed=needed, needs_database=needs_database,
             )  # fmt: skip
             return function
 

@@ -37,6 +37,7 @@ class Handler:
     estimate: Callable[[Any], Any] | None = None
     adoptable: bool = False
     needed: "Callable[[Any], Op[bool] | None] | None" = None
+    needs_database: bool = False
     is_async: bool = False
     takes_payload: bool = True
     may_return_nothing: bool = True
@@ -94,6 +95,7 @@ class Registry:
         estimate: Callable[[Any], Any] | None = None,
         adoptable: bool = False,
         needed: "Callable[[Any], Op[bool] | None] | None" = None,
+        needs_database: bool = False,
     ) -> Handler:
         if kind in self._handlers:
             raise EngineError(f"kind {kind!r} has a handler already: {self._handlers[kind].function}")
@@ -110,6 +112,7 @@ class Registry:
             estimate=estimate,
             adoptable=adoptable,
             needed=needed,
+            needs_database=needs_database,
             is_async=inspect.iscoroutinefunction(function),
             takes_payload=takes_payload,
             may_return_nothing=_takes_nothing(results),
@@ -140,6 +143,11 @@ class Registry:
     @property
     def kinds(self) -> frozenset[str]:
         return frozenset(self._handlers)
+
+    @property
+    def remote_kinds(self) -> frozenset[str]:
+        """Those that can be done without a database."""
+        return frozenset(kind for kind, handler in self._handlers.items() if not handler.needs_database)
 
 
 def dump_untyped(kind: str, value: Any) -> str:

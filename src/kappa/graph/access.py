@@ -19,10 +19,13 @@ class Access:
         self._backend = backend
 
     @contextmanager
-    def transaction(self) -> Generator[Connection[Row]]:
-        """Several writes that commit together: pass the connection to each of them."""
+    def transaction(self, *, pipeline: bool = False) -> Generator[Connection[Row]]:
+        """Several writes that commit together: pass the connection to each of them.
+
+        In a `pipeline` statements are sent without waiting for the answers to those before.
+        """
         self._only_own("is not ours to write")
-        with self._pool.transaction() as connection:
+        with self._pool.transaction(pipeline=pipeline) as connection:
             yield connection
 
     def _only_own(self, why: str) -> None:

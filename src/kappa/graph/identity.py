@@ -7,7 +7,11 @@ constraint on it makes the second write the first one again. An id is 122 bits o
 
 import hashlib
 import unicodedata
+from functools import lru_cache
 from uuid import UUID
+
+REMEMBERED = 1 << 14
+"""Labels that were asked for last: each is asked for many times over while its chunk is written."""
 
 
 def kept(text: str) -> str:
@@ -15,6 +19,7 @@ def kept(text: str) -> str:
     return text.replace("\0", "\\0").encode(errors="backslashreplace").decode()
 
 
+@lru_cache(REMEMBERED)
 def normal(label: str) -> str:
     """What two spellings of one label have in common: composed, without case, single spaces."""
     return " ".join(unicodedata.normalize("NFKC", kept(label)).casefold().split())
@@ -41,6 +46,7 @@ def upload_key(owner: str, name: str, digest: bytes) -> UUID:
     return _key("upload", kept(owner), kept(name), digest.hex())
 
 
+@lru_cache(REMEMBERED)
 def concept_key(ontology: UUID, label: str) -> UUID:
     return _key("concept", ontology.hex, normal(label))
 

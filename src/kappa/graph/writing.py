@@ -2,11 +2,12 @@
 
 Each function works inside of its caller's transaction, writes nothing that is there already, and locks in one order
 (types by name, concepts by key, relations by their ends), so that writers who meet wait for each other but never in a
-circle. The caller takes the epoch as the last thing before the commit.
+circle. The caller takes the epoch as the last thing before the commit. In a pipeline, only what the server must answer
+is waited for.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import TypeVar
 from uuid import UUID
@@ -19,12 +20,22 @@ from kappa.graph.model import Chunk, NewConcept, NewRelation, Ontology, Written
 from kappa.graph.store import clock, concepts, documents, relation_types, relations
 from kappa.graph.store.documents import DocumentRow
 from kappa.graph.store.relations import RelationRow
-from kappa.pg.queries import Row
+from kappa.graph.store.vectors import Floats, Kind
+from kappa.pg.queries import Answer, Row
 
 T = TypeVar("T")
 
 BULK_ROWS = 100_000
 """Rows of one bulk transaction: the log lists them all, so a snapshot follows without being built anew."""
+
+
+@dataclass(frozen=True, slots=True)
+class Vectors:
+    """Vectors of one kind for what a chunk brings: those of its concepts by their ids, and its own."""
+
+    kind: Kind | None = None
+    concepts: Mapping[UUID, Floats] = field(default_factory=dict[UUID, Floats])
+    source: Floats | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +45,8 @@ class Put:
     source: int
     ids: dict[str, UUID]
     concepts: int
-    instances: int
-    relations: int
+    instances: Answer[int]
+    relations: Answer[int]
 
 
 def write_chunk(connection: Connection[Row], chunk: Chunk) -> Written:
@@ -44,10 +55,16 @@ def write_chunk(connection: Connection[Row], chunk: Chunk) -> Written:
     if document is None:
         raise BadWrite(f"there is no document {chunk.document}")
     put = put_chunk(connection, document, chunk)
-    return Written(clock.take_epoch(connection), put.ids, put.concepts, put.instances, put.relations)
+    return Written(clock.take_epoch(connection), put.ids, put.concepts, put.instances(), put.relations())
 
 
-def put_chunk(connection: Connection[Row], document: DocumentRow, chunk: Chunk, text: str | None = None) -> Put:
+def put_chunk(
+    connection: Connection[Row],
+    document: DocumentRow,
+    chunk: Chunk,
+    text: str | None = None,
+    vectors: Vectors | None = None,
+) -> Put:
     """The same, for a caller who has more to write before it takes the epoch. `text`: the chunk's, if it is at hand."""
     if not 0 <= chunk.start < chunk.end <= document.document.characters:
         raise BadWrite(
@@ -60,10 +77,15 @@ def put_chunk(connection: Connection[Row], document: DocumentRow, chunk: Chunk, 
     linked = {end for link in chunk.relations for end in (link.from_label, link.to_label) if isinstance(end, UUID)}
     categories = {link.type: link.category for link in chunk.relations}
 
-    types = relation_types.ensure(connection, categories)
-    source, text = documents.add_source(connection, document, chunk.ordinal, chunk.start, chunk.end, text)
-    made = concepts.upsert(connection, document.ontology_number, document.ontology_key, own)
-    nodes = concepts.numbers(connection, sorted(linked | set(keys.values())), lock=True)
+    if text is None:
+        text = documents.stretch(connection, document, chunk.start, chunk.end)
+    vectors = vectors or Vectors()
+    sent_types = relation_types.ensure(connection, categories)
+    kind, place = vectors.kind, (chunk.ordinal, chunk.start)
+    sent_source = documents.add_source(connection, document, *place, text, kind, vectors.source)
+    made = concepts.upsert(connection, document.ontology_number, document.ontology_key, own, kind, vectors.concepts)
+    sent_nodes = concepts.look_up(connection, sorted(linked | set(keys.values())), lock=True)
+    types, source, nodes = sent_types(), sent_source(), sent_nodes()
 
     def node(end: str | UUID) -> int:
         key = end if isinstance(end, UUID) else keys.get(normal(end))
@@ -91,19 +113,19 @@ def put_chunk(connection: Connection[Row], document: DocumentRow, chunk: Chunk, 
     related = relations.upsert(connection, rows)
     relations.support(connection, source, rows)
     ids = {new.label: keys[normal(new.label)] for new in chunk.concepts}
-    return Put(source, ids, made, instances, related)
+    return Put(source, ids, made(), instances, related)
 
 
 def write_concepts(connection: Connection[Row], ontology: Ontology, new: Sequence[NewConcept]) -> Written:
     made = concepts.upsert(connection, ontology.number, ontology.id, new)
     ids = {one.label: concept_key(ontology.id, one.label) for one in new}
-    return Written(clock.take_epoch(connection), ids, concepts=made)
+    return Written(clock.take_epoch(connection), ids, concepts=made())
 
 
 def write_relations(connection: Connection[Row], new: Sequence[NewRelation]) -> Written:
-    types = relation_types.ensure(connection, {one.type: one.category for one in new})
+    types = relation_types.ensure(connection, {one.type: one.category for one in new})()
     ends = sorted({end for one in new for end in (one.from_id, one.to_id)})
-    nodes = concepts.numbers(connection, ends, lock=True)
+    nodes = concepts.look_up(connection, ends, lock=True)()
     for end in ends:
         if end not in nodes:
             raise BadWrite(f"concept {end} is not in the graph")
@@ -115,7 +137,7 @@ def write_relations(connection: Connection[Row], new: Sequence[NewRelation]) -> 
         for one in new
     ]  # fmt: skip
     made = relations.upsert(connection, rows)
-    return Written(clock.take_epoch(connection), relations=made)
+    return Written(clock.take_epoch(connection), relations=made())
 
 
 def load_concepts(connection: Connection[Row], ontology: Ontology, new: Iterable[NewConcept]) -> int:

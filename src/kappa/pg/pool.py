@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import AsyncGenerator, Generator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Generic, Self, TypeVar
 
@@ -275,10 +275,19 @@ class Pool:
         return connection
 
     @contextmanager
-    def transaction(self, *, wait: float | None = None, who: str | None = None) -> Generator[Connection[Row]]:
-        """A connection inside a transaction: committed at the end of the block, undone on any error."""
+    def transaction(
+        self, *, wait: float | None = None, who: str | None = None, pipeline: bool = False
+    ) -> Generator[Connection[Row]]:
+        """A connection inside a transaction: committed at the end of the block, undone on any error.
+
+        In a `pipeline` statements are sent without waiting for the answers to those before.
+        """
         who = who or _caller(threading.current_thread().name)
-        with self.connection(wait=wait, who=who) as connection, connection.transaction():
+        with (
+            self.connection(wait=wait, who=who) as connection,
+            connection.pipeline() if pipeline else nullcontext(),
+            connection.transaction(),
+        ):
             yield connection
 
     def use(self) -> PoolUse:

@@ -10,15 +10,20 @@ A `Query` is the authority on its own parameters: they are written `%(name)s`, a
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from kappa.pg.errors import QueryNotFound
 
+T = TypeVar("T")
+
 Row = tuple[Any, ...]
 """What psycopg gives for a row."""
+
+Answer = Callable[[], T]
+"""What a statement that was sent comes to. To call it is to wait for it, in a pipeline for all before it as well."""
 
 _HEADER = re.compile(r"^--\s*name:\s*(?P<name>.*?)\s*$")
 _NAME = re.compile(r"^[a-z][a-z0-9_]*$")

@@ -22,7 +22,8 @@ from tests.engine.tools.shop import WAITS, shell
 from tests.ground import PATIENCE, eventually, lacking, require_program
 
 ROOT = Path(__file__).parents[3]
-HANDLERS = {"KAPPA_HANDLERS": PLACE, "PYTHONPATH": str(ROOT)}
+BESIDES = [path for path in [os.environ.get("PYTHONPATH")] if path]
+HANDLERS = {"KAPPA_HANDLERS": PLACE, "PYTHONPATH": os.pathsep.join([str(ROOT), *BESIDES])}
 Connection = psycopg.Connection[tuple[Any, ...]]
 Start = Callable[..., Up]
 
@@ -188,6 +189,23 @@ def test_a_tool_run_gets_its_inputs_and_leaves_everything_with_the_server(
     assert up.token not in work.said
     assert work.stop() == 0, work.said
     assert "Traceback" not in work.said
+
+
+def test_a_worker_offers_only_what_it_can_do_without_a_database(
+    up: Up, start_worker: Hire, connection: Connection
+) -> None:
+    connection.execute("UPDATE kappa.lanes SET executor = 'fleet'")
+    work = start_worker(up)
+    with up.client() as client:
+        (seen,) = eventually(
+            lambda: client.get("/admin/fleet/workers").json()["items"], what=f"it is seen: {work.said}"
+        )
+        assert seen["kinds"] == ["far_gate", "self_test", "tool_run"]
+        text = {"ontology": "tales", "text": "A lease ends.", "auto_approve": True}
+        left_alone = client.post("/ingest", json=text).json()["job"]
+        job = client.post("/jobs", json={"kind": "self_test"}).json()["id"]
+        eventually(lambda: client.get(f"/jobs/{job}").json()["state"] == "succeeded", what=f"it works: {work.said}")
+        assert client.get(f"/jobs/{left_alone}").json()["state"] == "queued"
 
 
 @pytest.mark.parametrize(

@@ -97,6 +97,11 @@ def test_the_extra_has_everything_that_a_worker_loads() -> None:
         (["--token", "a", "--token-file", "b"], 2, "two ways to say the same"),
         (["--token-file", "/nowhere"], 2, "the token file /nowhere can't be read"),
         (["--token", "a", "--kinds", "nothing"], 2, "there is no handler for 'nothing' here"),
+        (
+            ["--token", "a", "--kinds", "self_test,ingestion"],
+            2,
+            "'ingestion' needs the database, which a worker has not",
+        ),
         (["--token", "a", "--name", "a b"], 2, "--name can't be that"),
         (["--token", "a", "--labels", "!"], 2, "--labels can't be that"),
         (["--token", "a", "--server", "kappa.example.org"], 2, "--server can't be that"),

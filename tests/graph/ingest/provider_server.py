@@ -91,6 +91,8 @@ class ProviderServer:
         self.in_flight = 0
         self.most = 0
         self.vector: Callable[[str], list[float]] = lambda text: [float(len(text)), 3.0, 4.0]
+        self.capabilities: list[str] | None = ["completion", "vision"]
+        """What Ollama says that a model can do; an old server says nothing."""
         self._let_in = threading.Event()
         self._let_in.set()
         self._ended = threading.Event()
@@ -139,6 +141,10 @@ class ProviderServer:
 
     def serve(self, request: BaseHTTPRequestHandler) -> None:
         body = json.loads(request.rfile.read(int(request.headers["Content-Length"])))
+        if request.path == "/api/show":  # no question to a model
+            able = {} if self.capabilities is None else {"capabilities": self.capabilities}
+            send(request, 200, {}, json.dumps({"details": {"family": "llama"}, "model_info": {}, **able}).encode())
+            return
         headers = {name.lower(): value for name, value in request.headers.items()}
         asked = Asked(request.path, headers, body)
         with self.changed:

@@ -3,6 +3,8 @@
 The server is a real one, in this process; what the demo does, a thread beside it does over HTTP, as anybody could.
 """
 
+import shutil
+import sys
 import threading
 import time
 from pathlib import Path
@@ -102,7 +104,8 @@ class _Guide(threading.Thread):
         with remote.open_server(self._settings) as server:
             self._ingest(server)
             show.line(
-                "\n3. Three questions. Under each answer stand the sentences that it was read from, and their page."
+                "\n3. Three questions. Under each answer stand the sentences that it was read from, and their page. "
+                "Words in capitals are relations of the graph; NOT_CAUSES is the denial of CAUSES."
             )
             tour.ask(server, ONTOLOGY)
         home = self._settings.home.expanduser()
@@ -111,12 +114,11 @@ class _Guide(threading.Thread):
             show.line(
                 f"The server stays up, until ctrl-C. Its pages: {url}/ (sign in with the token in {token_file(home)})"
             )
-            show.line(f"In another terminal: export KAPPA_HOME={home}; kg concept show caffeine; kg search 'lie awake'")
+            asking = f"{_kg()} concept show caffeine; {_kg()} search 'lie awake'"
+            show.line(f"In another terminal: export KAPPA_HOME={home}; {asking}")
         else:
-            show.line(
-                f"`make demo KEEP=1` leaves the server up, and its pages at {url}/; `kg up` and `kg ingest PATH` do the"
-            )
-            show.line("same with documents of yours.")
+            show.line(f"To look around in it: `{_kg()} demo --keep` leaves the server up, with pages for a browser.")
+            show.line(f"With documents of yours: `{_kg()} up`, and in another terminal `{_kg()} ingest PATH`.")
 
     def _ingest(self, server: remote.Server) -> None:
         missed: list[documents.Missed] = []
@@ -147,3 +149,9 @@ class _Guide(threading.Thread):
 
     def _passed(self) -> float:
         return time.monotonic() - self._begun
+
+
+def _kg() -> str:
+    """How this command can be called again: `make demo` puts it on nobody's path."""
+    called = Path(sys.argv[0])
+    return str(called) if called.name == "kg" and shutil.which("kg") is None else "kg"

@@ -27,6 +27,8 @@ FAR = 10
 PLAIN = 0.7
 """Relations that a text says outright, and not "may", "some say" or in passing."""
 NOT = "NOT_"
+EVIDENCE = "evidence"
+"""The category of what measures or shows something, and doesn't bear on it."""
 
 _DENIES = re.compile(r"\b(?:do|does|did|is|are)(?: not\b|n't\b)", re.IGNORECASE)
 """Enough for the plain sentences of the corpus: the graph keeps quotes with concepts, and relations by their type."""
@@ -52,7 +54,7 @@ class _Asking:
         names = {item.concept.id: item.concept for item in drawn.concepts}
         seed = next(item.concept for item in drawn.concepts if item.hop == 0)
         for relation in drawn.relations:
-            if relation.to_id == seed.id:
+            if relation.to_id == seed.id and relation.category != EVIDENCE:
                 self._said(names[relation.from_id], relation, seed)
 
     def between(self) -> None:

@@ -112,10 +112,13 @@ def worker(
 
     engine = wiring.build_engine(configured, Database(NO_DATABASE))
     registry = engine.registry
-    known = sorted({*registry.kinds, KIND})
+    known = sorted({*registry.remote_kinds, KIND})
     wanted = known if kinds is None else values.names(kinds)
     if strange := [kind for kind in wanted if kind not in known]:
-        raise BadInput(f"there is no handler for {strange[0]!r} here (there are: {', '.join(known)})")
+        there = f"(there are: {', '.join(known)})"
+        if strange[0] in registry.kinds:
+            raise BadInput(f"{strange[0]!r} needs the database, which a worker has not: `kg up` does it {there}")
+        raise BadInput(f"there is no handler for {strange[0]!r} here {there}")
     with closing(engine), logs.writing(configured.log_format, configured.log_level), Journal(place) as journal:
         own = [CONTAINERS] if KIND in wanted and "container" in runners_here(place) else []
         try:

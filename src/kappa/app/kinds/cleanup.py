@@ -1,16 +1,17 @@
 """The kind `artifact_cleanup`: what has expired goes, in small transactions, each of which leaves everything in order.
 
-An artifact of the graph is one row with its bytes. One of a tool run is a row and a file: the file is written down
-before it is removed. Uploads that no restore will ask for go as well. Its schedule is approved; what a person asks for,
-somebody else may have to approve: it deletes what others made.
+An artifact of the graph is one row with its bytes, and so is a document that was handed in. An artifact of a tool run
+is a row and a file: the file is written down before it is removed. Backups that no restore will ask for go as well. Its
+schedule is approved; what a person asks for, somebody else may have to approve: it deletes what others made.
 """
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Annotated
 
+from psycopg import Connection
 from pydantic import BaseModel, Field
 
-from kappa.app.kinds import restore_files
+from kappa.app.kinds import ingestion, restore_files
 from kappa.app.settings import Settings
 from kappa.engine import Engine, JobContext, Schedule
 from kappa.engine.tools import ArtifactStore, artifacts_of
@@ -18,9 +19,11 @@ from kappa.engine.tools.expiry import Expiry
 from kappa.graph.store import expiry as graph_expiry
 from kappa.pg import Database, queries
 from kappa.pg.ops import Op, run
+from kappa.pg.queries import Row
 
 sql = queries.beside(__file__)
 ANY_EXPIRED = sql["any_expired"]
+FORGET_UPLOADS = sql["forget_uploads"]
 
 BATCH = 100
 HOURLY = Schedule("artifact_cleanup", "7 * * * *", "artifact_cleanup", {})
@@ -39,6 +42,7 @@ class CleanUpResult(BaseModel):
     """Rows of tool runs' artifacts."""
     files: int = 0
     uploads: int = 0
+    """Documents and backups that were handed in, and that no job needs."""
 
 
 def declare(engine: Engine, settings: Settings) -> None:
@@ -47,9 +51,10 @@ def declare(engine: Engine, settings: Settings) -> None:
     def artifact_cleanup(ctx: JobContext, asked: CleanUp | None) -> CleanUpResult:
         return clean_up(ctx, engine.database, expiry, asked or CleanUp())
 
-    engine.job("artifact_cleanup", timeout=timedelta(hours=1), idempotent=True, approval=True, needed=any_expired)(
-        artifact_cleanup
-    )
+    engine.job(
+        "artifact_cleanup", timeout=timedelta(hours=1), idempotent=True, approval=True, needed=any_expired,
+        needs_database=True,
+    )(artifact_cleanup)  # fmt: skip
     engine.schedule(HOURLY)
 
 
@@ -76,6 +81,15 @@ def clean_up(ctx: JobContext, database: Database, expiry: Expiry, asked: CleanUp
         expiry.record_strays(connection)
         done.files = expiry.remove(connection, ctx.raise_if_cancelled)
         done.uploads = run(connection, restore_files.forget())
+        while forgotten := forget_uploads(connection, BATCH):
+            done.uploads += forgotten
+            ctx.raise_if_cancelled()
     if not (done.graph_artifacts or done.tool_artifacts or done.files or done.uploads):
         done.skipped = "nothing has expired"
     return done
+
+
+def forget_uploads(connection: Connection[Row], most: int, now: datetime | None = None) -> int:
+    """Delete some documents that nobody submitted in time, and that no job needs; how many."""
+    params = {"kinds": [ingestion.INGESTION, ingestion.INGEST_IMAGE], "most": most, "now": now}
+    return len(connection.execute(FORGET_UPLOADS.sql, params).fetchall())

@@ -19,11 +19,12 @@ from kappa.app.kinds import models
 from kappa.app.kinds.workshop import Workshop
 from kappa.engine import Engine, JobContext, JobFailed, Snooze
 from kappa.graph import BadWrite
-from kappa.graph.ingest.providers import Account, CallStopped, on_account
+from kappa.graph.ingest.providers import Account, CallStopped, ModelExtractor, on_account
 from kappa.pg import KappaError
 
 if TYPE_CHECKING:
     from kappa.graph.ingest.pipeline import Ingested, Planned
+    from kappa.graph.ingest.read.parts import See
     from kappa.graph.store.uploads import Upload
 
 INGESTION = "ingestion"
@@ -129,9 +130,9 @@ def declare(engine: Engine, shop: Workshop) -> None:
         except ProviderDown as down:
             return Snooze(timedelta(seconds=max(down.retry_after, 0.1)))
 
-    engine.job(INGESTION, timeout=TIMEOUT, max_attempts=ATTEMPTS, approval=True)(ingest)
-    engine.job(INGEST_IMAGE, timeout=TIMEOUT, max_attempts=ATTEMPTS, approval=True)(ingest)
-    engine.job(SOURCE_EMBEDDING, timeout=TIMEOUT, max_attempts=ATTEMPTS)(embed)
+    engine.job(INGESTION, timeout=TIMEOUT, max_attempts=ATTEMPTS, approval=True, needs_database=True)(ingest)
+    engine.job(INGEST_IMAGE, timeout=TIMEOUT, max_attempts=ATTEMPTS, approval=True, needs_database=True)(ingest)
+    engine.job(SOURCE_EMBEDDING, timeout=TIMEOUT, max_attempts=ATTEMPTS, needs_database=True)(embed)
 
 
 @contextmanager
@@ -155,8 +156,9 @@ def _one(ctx: JobContext, shop: Workshop, asked: Ingestion) -> IngestionResult:
     upload = _uploads(shop, [asked.upload])[0]
     run = f"job {ctx.job_id}"
     planned = shop.pipeline.resume(asked.ontology, upload.sha256, run, force=asked.force)
+    notes: tuple[str, ...] = ()
     if planned is None:
-        planned = _planned(ctx, shop, asked, upload, run)
+        planned, notes = _planned(ctx, shop, asked, upload, run)
     provider = models.provider(asked.provider or shop.settings.provider)
 
     def each(done: int, total: int) -> None:
@@ -166,11 +168,13 @@ def _one(ctx: JobContext, shop: Workshop, asked: Ingestion) -> IngestionResult:
     ingested = shop.pipeline.ingest(
         planned, shop.extractor(asked.provider), each=each, threads=ctx.threads, ahead=provider.ahead
     )
-    return _result(ingested, shop.pipeline.of_other_models(planned))
+    return _result(ingested, shop.pipeline.of_other_models(planned), notes)
 
 
-def _planned(ctx: JobContext, shop: Workshop, asked: Ingestion, upload: "Upload", run: str) -> "Planned":
-    """Read the file, and store the document with its plan."""
+def _planned(
+    ctx: JobContext, shop: Workshop, asked: Ingestion, upload: "Upload", run: str
+) -> "tuple[Planned, tuple[str, ...]]":
+    """Read the file, and store the document with its plan; what its reader has to say of it."""
     from kappa.graph import MissingExtra, NewDocument
     from kappa.graph.ingest.read import ReadError, read
     from kappa.graph.store import uploads
@@ -185,11 +189,19 @@ def _planned(ctx: JobContext, shop: Workshop, asked: Ingestion, upload: "Upload"
         ctx.progress(0, upload.chunks, f"page {done} of {total} read")
 
     try:
-        found = read(data, upload.name, on_part=each)
+        found = read(data, upload.name, on_part=each, see=_seeing(shop, asked, upload))
     except (ReadError, MissingExtra) as fault:
         raise JobFailed(str(fault), retry=False) from fault
     document = NewDocument(asked.name or upload.name, found.text, found.media_type, data)
-    return shop.pipeline.plan(asked.ontology, document, run, rule=models.chunk_rule(shop.settings))
+    return shop.pipeline.plan(asked.ontology, document, run, rule=models.chunk_rule(shop.settings)), found.notes
+
+
+def _seeing(shop: Workshop, asked: Ingestion, upload: "Upload") -> "See | None":
+    """What reads a picture in place of OCR: the provider's model, if it has one for that."""
+    if kind_of(upload.media_type) != INGEST_IMAGE:
+        return None
+    extractor = shop.extractor(asked.provider)
+    return extractor.transcribe if isinstance(extractor, ModelExtractor) else None
 
 
 def _uploads(shop: Workshop, keys: list[UUID]) -> "list[Upload]":
@@ -207,7 +219,7 @@ def _expired(upload: UUID) -> JobFailed:
     return JobFailed(f"upload {upload} is not there any more: upload the file again", retry=False)
 
 
-def _result(done: "Ingested", of_other_models: int) -> IngestionResult:
+def _result(done: "Ingested", of_other_models: int, notes: tuple[str, ...]) -> IngestionResult:
     return IngestionResult(
         document=done.document,
         documents=1,
@@ -219,7 +231,7 @@ def _result(done: "Ingested", of_other_models: int) -> IngestionResult:
         matched=done.counts.matched,
         dropped=done.counts.dropped,
         of_other_models=of_other_models,
-        errors=[f"chunk {one.ordinal + 1}: {one.error}" for one in done.failed[:NAMED_ERRORS]],
+        errors=[*notes, *(f"chunk {one.ordinal + 1}: {one.error}" for one in done.failed)][:NAMED_ERRORS],
     )
 
 

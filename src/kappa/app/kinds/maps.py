@@ -67,8 +67,10 @@ def declare(engine: Engine, shop: Workshop) -> None:
     def polarity(ctx: JobContext, asked: AskedPolarity) -> Drawn:
         return place(ctx, shop.graph, asked)
 
-    engine.job("projection", timeout=timedelta(minutes=30), idempotent=True, needed=unmapped)(projection)
-    engine.job("polarity", timeout=timedelta(minutes=10), idempotent=True)(polarity)
+    engine.job("projection", timeout=timedelta(minutes=30), idempotent=True, needs_database=True, needed=unmapped)(
+        projection
+    )
+    engine.job("polarity", timeout=timedelta(minutes=10), idempotent=True, needs_database=True)(polarity)
     engine.schedule(SCHEDULE)
 
 

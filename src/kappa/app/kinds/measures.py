@@ -84,14 +84,15 @@ def declare(engine: Engine, shop: Workshop) -> None:
         return remeasure(ctx, shop.graph, asked or Remeasure())
 
     engine.job(
-        "vocab_refresh", timeout=timedelta(minutes=30), idempotent=True, needed=partial(if_changed, "vocab_refresh")
-    )(vocab_refresh)
+        "vocab_refresh", timeout=timedelta(minutes=30), idempotent=True, needs_database=True,
+        needed=partial(if_changed, "vocab_refresh"),
+    )(vocab_refresh)  # fmt: skip
     engine.job(
-        "vocab_consolidate", timeout=timedelta(hours=2), idempotent=True, approval=True,
+        "vocab_consolidate", timeout=timedelta(hours=2), idempotent=True, approval=True, needs_database=True,
         needed=partial(if_changed, "vocab_consolidate"),
     )(vocab_consolidate)  # fmt: skip
     engine.job(
-        "epistemic_remeasurement", timeout=timedelta(hours=1), idempotent=True,
+        "epistemic_remeasurement", timeout=timedelta(hours=1), idempotent=True, needs_database=True,
         needed=partial(if_changed, "epistemic_remeasurement"),
     )(epistemic_remeasurement)  # fmt: skip
     for schedule in SCHEDULES:

@@ -29,6 +29,8 @@ class Provider:
     """What so many tokens in and out cost, in US dollars; None where nobody knows."""
     ahead: int = 1
     """Chunks of a document that are asked for while one is written."""
+    sees: bool = False
+    """Whether it reads pictures itself."""
 
 
 def _local_extractor(settings: Settings) -> "Extractor":
@@ -45,7 +47,7 @@ def _local_embedder(settings: Settings) -> "Embedder":
 
 def _remote(name: str) -> Provider:
     return Provider(
-        partial(remote_models.extractor, name), partial(remote_models.price, name), remote_models.AHEAD[name]
+        partial(remote_models.extractor, name), partial(remote_models.price, name), remote_models.AHEAD[name], sees=True
     )
 
 

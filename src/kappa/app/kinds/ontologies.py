@@ -68,10 +68,12 @@ def declare(engine: Engine, shop: Workshop) -> None:
         return execute(ctx, engine.database, asked)
 
     engine.job(
-        "ontology_annealing", timeout=timedelta(hours=1), idempotent=True,
+        "ontology_annealing", timeout=timedelta(hours=1), idempotent=True, needs_database=True,
         needed=partial(if_changed, "ontology_annealing"),
     )(ontology_annealing)  # fmt: skip
-    engine.job("proposal_execution", timeout=timedelta(hours=1), idempotent=True)(proposal_execution)
+    engine.job("proposal_execution", timeout=timedelta(hours=1), idempotent=True, needs_database=True)(
+        proposal_execution
+    )
     engine.schedule(NIGHTLY)
 
 

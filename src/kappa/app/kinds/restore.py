@@ -35,7 +35,9 @@ class RestoreResult(BaseModel):
 
 
 def declare(engine: Engine) -> None:
-    engine.job("restore", timeout=timedelta(hours=2), idempotent=True)(Restorer(engine.database).restore)
+    engine.job("restore", timeout=timedelta(hours=2), idempotent=True, needs_database=True)(
+        Restorer(engine.database).restore
+    )
 
 
 class Restorer:

@@ -9,7 +9,6 @@ import asyncio
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from datetime import datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -130,7 +129,7 @@ class Ingestions:
         if not name.strip():
             raise Refused("a file needs a name")
 
-        def take() -> "tuple[Taken, bool]":
+        def take() -> "Taken":
             from kappa.graph.ingest import intake
             from kappa.graph.store import uploads
 
@@ -139,11 +138,9 @@ class Ingestions:
             taken = intake.take_in(data, name, who.name, rule=models.chunk_rule(self._settings))
             with graph.transaction() as connection:
                 uploads.add(connection, taken.upload, data, intake.KEEP)
-                return taken, uploads.over(connection)
+            return taken
 
-        taken, some_are_over = await asyncio.wrap_future(self._readers.submit(take))
-        if some_are_over:
-            await self.prune()
+        taken = await asyncio.wrap_future(self._readers.submit(take))
         upload = taken.upload
         return Uploaded(
             upload.key, upload.name, upload.sha256.hex(), upload.size, upload.media_type,
@@ -207,18 +204,6 @@ class Ingestions:
         job = await self._client.show(made.id)
         return Submitted(made.id, job.state, estimate, tuple(duplicates))
 
-    async def prune(self, now: datetime | None = None) -> int:
-        """Delete uploads that have expired and that no job needs; how many."""
-        needed = [key for _, asked in await self._live() for key in asked.keys]
-
-        def delete(graph: "Graph") -> int:
-            from kappa.graph.store import uploads
-
-            with graph.transaction() as connection:
-                return uploads.prune(connection, needed, now)
-
-        return await self._graph.other(delete)
-
     def close(self) -> None:
         self._readers.shutdown(cancel_futures=True)
 
@@ -261,7 +246,7 @@ class Ingestions:
                 found.append(Duplicate(file.key, file.name, document, None))
         return found
 
-    async def _live(self, connection: AsyncConnection[Row] | None = None) -> list[tuple[int, Ingestion]]:
+    async def _live(self, connection: AsyncConnection[Row]) -> list[tuple[int, Ingestion]]:
         """All jobs that bring documents and are not over, the newest first: a parent comes after its children."""
         found: list[Job] = []
         while page := await self._client.list_jobs(
@@ -274,8 +259,10 @@ class Ingestions:
     def _estimate(self, files: "list[Upload]", provider: str | None) -> Estimate:
         from kappa.graph.ingest import intake
 
-        price = models.provider(provider or self._settings.provider).price
-        made = intake.estimate(files, lambda tokens_in, tokens_out: price(self._settings, tokens_in, tokens_out))
+        chosen = models.provider(provider or self._settings.provider)
+        made = intake.estimate(
+            files, lambda tokens_in, tokens_out: chosen.price(self._settings, tokens_in, tokens_out), sees=chosen.sees
+        )
         return Estimate(
             made.documents, made.chunks, made.words, made.tokens_in + made.tokens_out, made.embeddings,
             made.ocr_pages, made.price,

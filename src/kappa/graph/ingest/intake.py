@@ -23,6 +23,8 @@ TOKENS_OF_A_PROMPT = 900
 """What a provider is told beside the text, once a chunk."""
 TOKENS_OF_AN_ANSWER = 1.5
 """For each word of the text: a provider's answer is about as long as its question."""
+TOKENS_OF_A_PICTURE = 1_600
+"""What a page costs a model that sees, about."""
 WORDS_OF_A_LABEL = 12
 """So many words bring a label that must be embedded."""
 
@@ -74,7 +76,7 @@ def take_in(
         chunks = max(1, math.ceil(words / (rule.target - rule.overlap))) if words > rule.most else 1
         of = f" of {found.pages}" if found.pages > found.ocr_pages else ""
         pages = "page has" if found.ocr_pages == 1 else "pages have"
-        warnings.append(f"{found.ocr_pages}{of} {pages} no text: OCR will read them, and the estimate guesses at them")
+        warnings.append(f"{found.ocr_pages}{of} {pages} no text: the job reads them, and the estimate guesses at them")
     if found.marks_kept:
         warnings.append("it is so long that its Markdown is taken as plain text, marks and all")
     digest = content_hash(data)
@@ -85,11 +87,14 @@ def take_in(
     return Taken(upload, tuple(warnings))
 
 
-def estimate(uploads: list[Upload], price: Price) -> Estimate:
-    """What some files will come to, together."""
+def estimate(uploads: list[Upload], price: Price, *, sees: bool = False) -> Estimate:
+    """What some files will come to, together; pictures are looked at by a provider that `sees`."""
     words, chunks = sum(one.words for one in uploads), sum(one.chunks for one in uploads)
     tokens_in = math.ceil(words * TOKENS_OF_A_WORD) + chunks * TOKENS_OF_A_PROMPT
     tokens_out = math.ceil(words * TOKENS_OF_AN_ANSWER)
+    pictures = sum(one.ocr_pages for one in uploads if one.media_type.startswith("image/")) if sees else 0
+    tokens_in += pictures * TOKENS_OF_A_PICTURE
+    tokens_out += math.ceil(pictures * WORDS_OF_A_PAGE * TOKENS_OF_A_WORD)
     return Estimate(
         documents=len(uploads),
         chunks=chunks,

@@ -11,13 +11,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Generic, Literal, TypeVar
 
-from kappa.graph.identity import normal
+from kappa.graph.identity import REMEMBERED, normal
 from kappa.graph.ingest.embedding import Thresholds
 
 K = TypeVar("K")
-
-REMEMBERED = 1 << 14
-"""Labels whose words are remembered: a label is compared with many."""
 
 Why = Literal["label", "stem", "contains", "similar", "new"]
 
@@ -134,7 +131,7 @@ OPPOSITES = (
     "domestic foreign", "absolute relative", "active passive", "direct indirect", "past future", "old new",
 )  # fmt: skip
 _OPPOSITE: dict[str, set[str]] = {}
-_PREFIXES = (
+_PREFIXES = {
     "un",
     "in",
     "im",
@@ -151,7 +148,7 @@ _PREFIXES = (
     "post",
     "co",
     "inter",
-)
+}
 
 
 def told_apart(one: str, other: str) -> bool:
@@ -170,12 +167,13 @@ def told_apart(one: str, other: str) -> bool:
     return any(_negates(a, b) or _negates(b, a) for a in stems for b in antonyms)
 
 
-def _numbers(words: Sequence[str]) -> set[str]:
+@lru_cache(REMEMBERED)
+def _numbers(words: tuple[str, ...]) -> set[str]:
     return {_NUMERALS.get(word, word) for word in words if word in _NUMERALS or any(map(str.isdigit, word))}
 
 
 def _negates(long: str, short: str) -> bool:
-    return len(short) >= 4 and any(long == prefix + short for prefix in _PREFIXES)
+    return len(short) >= 4 and long.endswith(short) and long.removesuffix(short) in _PREFIXES
 
 
 _NUMERALS = {
@@ -210,6 +208,7 @@ def _contains(long: Sequence[str], short: Sequence[str]) -> bool:
 _ENDINGS = ("ation", "ment", "ing", "ied", "ion", "ed", "ly")
 
 
+@lru_cache(REMEMBERED)
 def stem(word: str) -> str:
     """What the forms of an English word have in common, roughly. `-er` stays: a worker is not work."""
     if len(word) < 3 or word.endswith(("ss", "us", "is")):

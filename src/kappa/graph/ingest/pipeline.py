@@ -6,7 +6,8 @@ transaction, together with its row of the plan. So a chunk is in the graph wholl
 never asked of a provider again, and the chunks of a document are matched in their order: whatever breaks off in
 between, the graph comes out the same.
 
-Locks are taken in one order: the document, its ontology, the vocabulary, then rows as `writing` says.
+Locks are taken in one order: the document, its ontology, the vocabulary, then rows as `writing` says. What can be asked
+or said together travels together: a chunk is four round trips to the server, with the one that commits.
 """
 
 from collections import deque
@@ -14,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Protocol
 from uuid import UUID
 
 import numpy as np
@@ -25,18 +27,22 @@ from kappa.graph.ingest.chunk import ChunkRule, chunk
 from kappa.graph.ingest.embedding import Embedder
 from kappa.graph.ingest.extraction import BadExtraction, Checked, Context, Extractor, check
 from kappa.graph.ingest.match import type_text
-from kappa.graph.ingest.near import Shelf
+from kappa.graph.ingest.near import News, Shelf
 from kappa.graph.ingest.weave import weave_concepts, weave_instances, weave_relations, weave_types
 from kappa.graph.model import Chunk, ChunkCounts, NewDocument
 from kappa.graph.store import clock, concepts, documents, embeddings, ontologies, plans
 from kappa.graph.store.documents import DocumentRow
 from kappa.graph.store.plans import PlannedChunk
 from kappa.graph.store.vectors import Floats, Kind
-from kappa.graph.writing import put_chunk
-from kappa.pg.queries import Row
+from kappa.graph.writing import Vectors, put_chunk
+from kappa.pg.queries import Answer, Row
 
-Begin = Callable[[], AbstractContextManager[Connection[Row]]]
-"""Opens a transaction: `Graph.transaction`."""
+
+class Begin(Protocol):
+    """Opens a transaction: `Graph.transaction`."""
+
+    def __call__(self, *, pipeline: bool = False) -> AbstractContextManager[Connection[Row]]: ...
+
 
 MOST_COMPLAINT = 500
 
@@ -80,6 +86,16 @@ class _Found:
     labels: dict[str, Floats]
     types: dict[str, Floats]
     source: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What the server was asked about a chunk's labels, whose ids are `keys`, and about the vocabulary."""
+
+    keys: dict[str, UUID]
+    news: Answer[News]
+    there: Answer[dict[UUID, int]]
+    types: Answer[tuple[int, bool]]
 
 
 class Pipeline:
@@ -216,30 +232,52 @@ class Pipeline:
     def _write(self, planned: Planned, one: PlannedChunk, found: _Found | BadExtraction, extractor: str) -> None:
         """One transaction; nothing if another run was quicker."""
         document = planned.row
-        with self._begin() as connection:
+        with self._begin(pipeline=True) as connection:
             plans.lock_document(connection, planned.document)
-            documents.hold(connection, document)
-            first = plans.first_open(connection, document.number)
-            if first is None or first > one.ordinal:
-                return
-            if first < one.ordinal:
-                raise BadWrite(f"another ingestion of {document.document.name} has begun it anew: this one ends here")
+            held = documents.hold(connection, document)
+            first_open = plans.first_open(connection, document.number)
             if isinstance(found, BadExtraction):
-                complaint = " ".join(str(found).split())[:MOST_COMPLAINT]
-                plans.finish(connection, document.number, one.ordinal, extractor, ChunkCounts(), complaint)
+                held()
+                if self._is_next(document, one, first_open()):
+                    complaint = " ".join(str(found).split())[:MOST_COMPLAINT]
+                    plans.fail(connection, document.number, one.ordinal, extractor, complaint)
                 return
-            counts = self._put(connection, planned, one, found)
-            plans.finish(connection, document.number, one.ordinal, extractor, counts)
-            clock.take_epoch(connection)
+            # All questions at once; the answers are worth something only if the chunk is still to be written.
+            plans.lock_ontology(connection, document.ontology_number)
+            asked = self._ask(connection, document, found.checked)
+            held()
+            if self._is_next(document, one, first_open()):
+                self._put(connection, planned, one, found, asked, extractor)
+                clock.end(connection)
 
-    def _put(self, connection: Connection[Row], planned: Planned, one: PlannedChunk, found: _Found) -> ChunkCounts:
-        document, checked, thresholds = planned.row, found.checked, self._embedder.thresholds
-        plans.lock_ontology(connection, document.ontology_number)
+    def _is_next(self, document: DocumentRow, one: PlannedChunk, first_open: int | None) -> bool:
+        if first_open is not None and first_open < one.ordinal:
+            raise BadWrite(f"another ingestion of {document.document.name} has begun it anew: this one ends here")
+        return first_open == one.ordinal
+
+    def _ask(self, connection: Connection[Row], document: DocumentRow, checked: Checked) -> _Asked:
         keys = {label.label: concept_key(document.ontology_key, label.label) for label in checked.concepts}
+        return _Asked(
+            keys,
+            self._shelf.concepts(document.ontology_number, self._kind).look(connection),
+            concepts.look_up(connection, sorted(keys.values())),
+            self._shelf.types(self._kind).look(connection),
+        )
+
+    def _put(
+        self,
+        connection: Connection[Row],
+        planned: Planned,
+        one: PlannedChunk,
+        found: _Found,
+        asked: _Asked,
+        extractor: str,
+    ) -> None:
+        document, checked, thresholds = planned.row, found.checked, self._embedder.thresholds
+        keys, news, there = asked.keys, asked.news(), asked.there()
         near = self._shelf.concepts(document.ontology_number, self._kind)
         with near.lock:
-            near.refresh(connection)
-            there = concepts.numbers(connection, sorted(keys.values()))
+            near.take(connection, news)
             # Few, if any: known when the chunk was extracted, and gone or of another model by now.
             late = [
                 label
@@ -248,7 +286,7 @@ class Pipeline:
             ]
             labels = found.labels | dict(zip(late, self._embed(late) if late else (), strict=True))
             woven, called = weave_concepts(checked.concepts, labels, document.ontology_key, there, near, thresholds)
-        types, new_types = self._types(connection, checked, found)
+        types, new_types = self._types(connection, checked, found, *asked.types())
         weave_relations(woven, checked, called, types)
         weave_instances(woven, checked, called, one.start)
         written = put_chunk(
@@ -259,29 +297,30 @@ class Pipeline:
                 woven.concepts, woven.instances, woven.relations, woven.matched,
             ),
             planned.text[one.start : one.end],
+            Vectors(self._kind, woven.vectors, found.source),
         )  # fmt: skip
-        if woven.vectors:
-            embeddings.put_concepts(connection, self._kind, list(woven.vectors), np.stack([*woven.vectors.values()]))
         if new_types:
             embeddings.put_types(connection, self._kind, list(new_types), np.stack([*new_types.values()]))
-        text = planned.text[one.start : one.end]
-        embeddings.put_sources(connection, self._kind, [written.source], [text], found.source[None, :])
         dropped = checked.dropped
         lost = dropped.quotes + dropped.instances + dropped.relations + dropped.concepts + woven.dropped
-        return ChunkCounts(written.concepts, written.instances, written.relations, woven.others, lost)
+        plans.finish(
+            connection, document.number, one.ordinal, extractor, written.source,
+            concepts=written.concepts, matched=woven.others, dropped=lost,
+        )  # fmt: skip
 
     def _types(
-        self, connection: Connection[Row], checked: Checked, found: _Found
+        self, connection: Connection[Row], checked: Checked, found: _Found, epoch: int, holds: bool
     ) -> tuple[dict[str, str], dict[str, Floats]]:
         near = self._shelf.types(self._kind)
         with near.lock:
-            near.refresh(connection)
+            near.take(connection, epoch, holds)
             types, new = weave_types(checked.relations, found.types, near, self._embedder.thresholds)
         if new:
             # Somebody else may be about to bring the same ones.
             plans.lock_vocabulary(connection)
+            epoch, holds = near.look(connection)()
             with near.lock:
-                near.refresh(connection)
+                near.take(connection, epoch, holds)
                 types, new = weave_types(checked.relations, found.types, near, self._embedder.thresholds)
         return types, new
 

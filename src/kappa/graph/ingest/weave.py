@@ -14,7 +14,7 @@ from kappa.graph.identity import concept_key, normal
 from kappa.graph.ingest.embedding import Thresholds
 from kappa.graph.ingest.extraction import Checked, FoundConcept, FoundRelation
 from kappa.graph.ingest.match import Candidate, decide, decide_type, type_text
-from kappa.graph.ingest.near import SLACK, NearConcepts, NearTypes, likeness
+from kappa.graph.ingest.near import SLACK, NearConcepts, NearTypes, likenesses, products
 from kappa.graph.model import NewConcept, NewInstance, NewLink
 from kappa.graph.store.vectors import Floats
 
@@ -56,9 +56,9 @@ def weave_concepts(
     rows = np.stack([vectors[label] for label in unsure]) if unsure else np.empty((0, 1), np.float32)
     candidates = dict(zip(unsure, near.like(rows, least), strict=True))
     # Roughly how like the chunk's own labels are; only where that is near enough is it looked at closely.
-    among_them = rows @ rows.T
+    alike = products(rows, rows) >= least - SLACK
     places = {label: place for place, label in enumerate(unsure)}
-    brought: list[str] = []
+    brought = np.zeros(len(unsure), bool)
     for one in found:
         key = keys[one.label]
         if (vector := vectors.get(one.label)) is not None:
@@ -68,16 +68,16 @@ def weave_concepts(
             woven.concepts.append(NewConcept(one.label, one.description, one.search_terms))
             continue
         assert vector is not None
-        rough = among_them[places[one.label]]
+        place = places[one.label]
+        own = np.flatnonzero(alike[place] & brought)
         among = candidates[one.label] + [
-            Candidate(keys[other], other, likeness(vector, vectors[other]))
-            for other in brought
-            if rough[places[other]] >= least - SLACK
+            Candidate(keys[unsure[other]], unsure[other], like)
+            for other, like in zip(own.tolist(), likenesses(vector, rows[own]), strict=True)
         ]
         same = decide(one.label, among, thresholds).same
         if same is None:
             called[one.label] = one.label
-            brought.append(one.label)
+            brought[place] = True
             woven.concepts.append(NewConcept(one.label, one.description, one.search_terms))
             continue
         del woven.vectors[key]
@@ -97,7 +97,9 @@ def weave_types(
     new: dict[str, Floats] = {}
     for name in dict.fromkeys(one.type for one in relations):
         vector = vectors[name]
-        among = near.like(vector) + [Candidate(other, other, likeness(vector, theirs)) for other, theirs in new.items()]
+        among = near.like(vector) + [
+            Candidate(other, other, likenesses(vector, theirs[None, :])[0]) for other, theirs in new.items()
+        ]
         same = decide_type(name, among, thresholds).same
         if same is not None:
             called[name] = same.key

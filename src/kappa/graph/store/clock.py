@@ -5,7 +5,7 @@ from datetime import timedelta
 from psycopg import Connection
 
 from kappa.pg import queries
-from kappa.pg.queries import Row
+from kappa.pg.queries import Answer, Row
 
 sql = queries.beside(__file__)
 TAKE_EPOCH = sql["take_epoch"]
@@ -13,7 +13,7 @@ NOW = sql["now"]
 SINCE = sql["since"]
 CHANGES = sql["changes"]
 CONCEPT_CHANGES = sql["concept_changes"]
-MATCHING_CHANGES = sql["matching_changes"]
+TOLD_SINCE = sql["told_since"]
 BULK_LOCK = sql["bulk_lock"]
 EMPTY_INCOMING = sql["empty_incoming"]
 PRUNE = sql["prune"]
@@ -24,6 +24,11 @@ def take_epoch(connection: Connection[Row]) -> int:
     row = connection.execute(TAKE_EPOCH.sql).fetchone()
     assert row is not None
     return row[0]
+
+
+def end(connection: Connection[Row]) -> None:
+    """The same for who has no use for the number, and doesn't wait for it."""
+    connection.execute(TAKE_EPOCH.sql)
 
 
 def now(connection: Connection[Row]) -> int:
@@ -40,9 +45,16 @@ def since(connection: Connection[Row], epoch: int) -> tuple[int, bool]:
     return row[0], row[1]
 
 
-def matching_changes(connection: Connection[Row], epoch: int) -> list[tuple[str, list[int] | None]]:
-    """What was touched after an epoch, of concepts and types: the kind of change, and its nodes."""
-    return [(row[0], row[1]) for row in connection.execute(MATCHING_CHANGES.sql, {"since": epoch}, binary=True)]
+def told_since(connection: Connection[Row], epoch: int, *unlisted: str) -> Answer[tuple[int, bool]]:
+    """The latest epoch, and whether nothing of some kinds changed after the one given, as far as the log can tell."""
+    cursor = connection.execute(TOLD_SINCE.sql, {"since": epoch, "unlisted": list(unlisted)})
+
+    def answer() -> tuple[int, bool]:
+        row = cursor.fetchone()
+        assert row is not None
+        return row[0], row[1]
+
+    return answer
 
 
 def lock_bulk_loads(connection: Connection[Row]) -> None:

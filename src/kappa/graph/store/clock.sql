@@ -22,12 +22,16 @@ SELECT c.kind, c.nodes
  CROSS JOIN LATERAL (SELECT * FROM kappa_graph.changes AS c WHERE c.xid = e.xid AND c.began = e.began OFFSET 0) AS c
  WHERE e.epoch > %(since)s::bigint AND c.kind IN ('concepts', 'reload');
 
--- name: matching_changes
--- Of the same changes those of concepts and of the vocabulary.
-SELECT c.kind, c.nodes
-  FROM kappa_graph.epochs AS e
- CROSS JOIN LATERAL (SELECT * FROM kappa_graph.changes AS c WHERE c.xid = e.xid AND c.began = e.began OFFSET 0) AS c
- WHERE e.epoch > %(since)s::bigint AND c.kind IN ('concepts', 'relation_types', 'reload');
+-- name: told_since
+-- The latest epoch, and whether everything after the one given is in the log, with no change of some kinds.
+SELECT max(epoch),
+       EXISTS (SELECT FROM kappa_graph.epochs WHERE epoch = %(since)s::bigint)
+       AND NOT EXISTS (
+           SELECT FROM kappa_graph.epochs AS e
+            CROSS JOIN LATERAL (SELECT * FROM kappa_graph.changes AS c
+                                 WHERE c.xid = e.xid AND c.began = e.began OFFSET 0) AS c
+            WHERE e.epoch > %(since)s::bigint AND c.kind = ANY (%(unlisted)s::text[]))
+  FROM kappa_graph.epochs;
 
 -- name: bulk_lock
 -- The number has no meaning; it must only never change.

@@ -1,16 +1,19 @@
 """Statements about concepts. A batch is sorted by key before it locks anything."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from uuid import UUID
 
+import numpy as np
 from psycopg import Connection
 
 from kappa.graph.errors import BadWrite
 from kappa.graph.identity import concept_key, kept
 from kappa.graph.model import Concept, NewConcept, Ontology
-from kappa.graph.store.vectors import checked
+from kappa.graph.store import arrays
+from kappa.graph.store.vectors import Floats, Kind, checked, reals
 from kappa.pg import queries
-from kappa.pg.queries import Row
+from kappa.pg.queries import Answer, Row
 
 sql = queries.beside(__file__)
 UPSERT = sql["upsert"]
@@ -26,8 +29,18 @@ HUBS = sql["hubs"]
 DELETE = sql["delete"]
 
 
-def upsert(connection: Connection[Row], ontology: int, ontology_key: UUID, concepts: Iterable[NewConcept]) -> int:
-    """How many are new. Two with one label are one concept: the first description, all search terms."""
+def upsert(
+    connection: Connection[Row],
+    ontology: int,
+    ontology_key: UUID,
+    concepts: Iterable[NewConcept],
+    kind: Kind | None = None,
+    vectors: Mapping[UUID, Floats] = MappingProxyType({}),
+) -> Answer[int]:
+    """How many are new. Two with one label are one concept: the first description, all search terms.
+
+    Of the `vectors`, by id, those are kept whose concept has none of this kind.
+    """
     merged: dict[UUID, tuple[str, str, set[str]]] = {}
     for new in concepts:
         key = concept_key(ontology_key, new.label)
@@ -38,16 +51,22 @@ def upsert(connection: Connection[Row], ontology: int, ontology_key: UUID, conce
         else:
             merged[key] = (_label(new), kept(new.description), terms)
     if not merged:
-        return 0
+        return lambda: 0
+    places = {key: place for place, key in enumerate(vectors, start=1)}
     params = {
         "ontology": ontology,
-        "keys": list(merged),
-        "labels": [label for label, _, _ in merged.values()],
-        "descriptions": [description for _, description, _ in merged.values()],
+        "keys": arrays.uuids(merged),
+        "labels": arrays.texts(label for label, _, _ in merged.values()),
+        "descriptions": arrays.texts(description for _, description, _ in merged.values()),
         # Arrays inside of an array would all have to be of one length.
-        "terms": [_text_array(sorted(terms)) for _, _, terms in merged.values()],
+        "terms": arrays.texts(arrays.texts(sorted(terms)) for _, _, terms in merged.values()),
+        "places": arrays.numbers(places.get(key) for key in merged),
+        "flat": reals(connection, np.stack([*vectors.values()])) if vectors else None,
+        "model": None if kind is None else kind.model,
+        "dimension": None if kind is None else kind.dimension,
     }
-    return sum(row[0] for row in connection.execute(UPSERT.sql, params))
+    cursor = connection.execute(UPSERT.sql, params)
+    return lambda: sum(row[0] for row in cursor)
 
 
 def _label(new: NewConcept) -> str:
@@ -55,10 +74,6 @@ def _label(new: NewConcept) -> str:
     if not label:
         raise BadWrite("a concept needs a label")
     return label
-
-
-def _text_array(texts: Iterable[str]) -> str:
-    return "{" + ",".join('"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"' for text in texts) + "}"
 
 
 def merge(connection: Connection[Row], ontology: Ontology, concepts: Iterable[NewConcept]) -> int:
@@ -71,12 +86,18 @@ def merge(connection: Connection[Row], ontology: Ontology, concepts: Iterable[Ne
     return connection.execute(MERGE_INCOMING.sql, {"ontology": ontology.number}).rowcount
 
 
-def numbers(connection: Connection[Row], keys: Sequence[UUID], *, lock: bool = False) -> dict[UUID, int]:
-    """The nodes of those that are there; with `lock`, they stay until the transaction ends."""
+def numbers(connection: Connection[Row], keys: Sequence[UUID]) -> dict[UUID, int]:
+    """The nodes of those that are there."""
+    return look_up(connection, keys)()
+
+
+def look_up(connection: Connection[Row], keys: Sequence[UUID], *, lock: bool = False) -> Answer[dict[UUID, int]]:
+    """The same; with `lock`, they stay until the transaction ends."""
     if not keys:
-        return {}
+        return dict
     query = LOCK_NUMBERS if lock else NUMBERS
-    return dict(connection.execute(query.sql, {"keys": list(keys)}, binary=True).fetchall())
+    cursor = connection.execute(query.sql, {"keys": arrays.uuids(keys)}, binary=True)
+    return lambda: dict(cursor.fetchall())
 
 
 def rows(connection: Connection[Row], nodes: Sequence[int]) -> dict[int, Concept]:

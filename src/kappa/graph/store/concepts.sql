@@ -1,24 +1,36 @@
 -- name: upsert
 -- Nodes are numbered as they were given, and written in the order of the keys, so that two batches never wait for each
--- other in a circle. A concept that says nothing new is not touched.
-INSERT INTO kappa_graph.concepts AS c (id, key, ontology_id, label, description, search_terms)
+-- other in a circle. A concept that says nothing new is not touched. Vectors stand one behind the other in `flat`, each at
+-- its place; one is kept where there is none of its model and length.
+INSERT INTO kappa_graph.concepts AS c (id, key, ontology_id, label, description, search_terms, embedding, embedding_model)
 OVERRIDING SYSTEM VALUE
-SELECT n.id, n.key, %(ontology)s::int, n.label, n.description, n.terms::text[]
+SELECT n.id, n.key, %(ontology)s::int, n.label, n.description, n.terms::text[],
+       (%(flat)s::real[])[(n.vector - 1) * %(dimension)s::int + 1 : n.vector * %(dimension)s::int],
+       CASE WHEN n.vector IS NOT NULL THEN %(model)s::text END
   FROM (SELECT nextval('kappa_graph.concepts_id_seq') AS id, o.*
           FROM (SELECT g.*
-                  FROM unnest(%(keys)s::uuid[], %(labels)s::text[], %(descriptions)s::text[], %(terms)s::text[])
-                       WITH ORDINALITY AS g (key, label, description, terms, place)
+                  FROM unnest(%(keys)s::uuid[], %(labels)s::text[], %(descriptions)s::text[], %(terms)s::text[],
+                              %(places)s::int[])
+                       WITH ORDINALITY AS g (key, label, description, terms, vector, place)
                  WHERE NOT EXISTS (
                         SELECT FROM kappa_graph.concepts AS c
                          WHERE c.key = g.key AND (g.description = '' OR c.description <> '')
-                           AND g.terms::text[] <@ c.search_terms)
+                           AND g.terms::text[] <@ c.search_terms
+                           AND (g.vector IS NULL
+                                OR (c.embedding_model = %(model)s::text AND c.dimension = %(dimension)s::int)))
                  ORDER BY g.place) AS o) AS n
  ORDER BY n.key
 ON CONFLICT (key) DO UPDATE
    SET description  = CASE WHEN c.description = '' THEN excluded.description ELSE c.description END,
        search_terms = ARRAY(SELECT DISTINCT t FROM unnest(c.search_terms || excluded.search_terms) AS t ORDER BY t),
+       embedding    = CASE WHEN (c.embedding_model, c.dimension)
+                                IS DISTINCT FROM (excluded.embedding_model, cardinality(excluded.embedding))
+                           THEN coalesce(excluded.embedding, c.embedding) ELSE c.embedding END,
+       embedding_model = coalesce(excluded.embedding_model, c.embedding_model),
        updated_at   = now()
  WHERE (c.description = '' AND excluded.description <> '') OR NOT excluded.search_terms <@ c.search_terms
+    OR (excluded.embedding IS NOT NULL AND (c.embedding_model, c.dimension)
+                                           IS DISTINCT FROM (excluded.embedding_model, cardinality(excluded.embedding)))
 RETURNING (xmax = 0);
 
 -- name: copy_in

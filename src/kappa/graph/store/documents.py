@@ -9,8 +9,10 @@ from psycopg import Connection
 from kappa.graph.errors import BadWrite
 from kappa.graph.identity import content_hash, document_key, kept, source_key
 from kappa.graph.model import Document, Instance, NewDocument, Ontology, Passage
+from kappa.graph.store import arrays
+from kappa.graph.store.vectors import Floats, Kind, reals
 from kappa.pg import queries
-from kappa.pg.queries import Row
+from kappa.pg.queries import Answer, Row
 
 sql = queries.beside(__file__)
 ADD = sql["add"]
@@ -74,38 +76,66 @@ def text(connection: Connection[Row], document: DocumentRow) -> str:
     return row[0]
 
 
-def hold(connection: Connection[Row], document: DocumentRow) -> None:
+def hold(connection: Connection[Row], document: DocumentRow) -> Answer[None]:
     """Let nobody delete it before the transaction ends."""
-    if connection.execute(HOLD.sql, {"document": document.number}).fetchone() is None:
-        raise _gone(document)
+    cursor = connection.execute(HOLD.sql, {"document": document.number})
+
+    def answer() -> None:
+        if cursor.fetchone() is None:
+            raise _gone(document)
+
+    return answer
 
 
 def _gone(document: DocumentRow) -> BadWrite:
     return BadWrite(f"document {document.document.id} ({document.document.name}) was deleted meanwhile")
 
 
+def stretch(connection: Connection[Row], document: DocumentRow, start: int, end: int) -> str:
+    """The document's text from one character up to another."""
+    row = connection.execute(STRETCH.sql, {"document": document.number, "start": start, "end": end}).fetchone()
+    return "" if row is None else str(row[0])
+
+
 def add_source(
-    connection: Connection[Row], document: DocumentRow, ordinal: int, start: int, end: int, text: str | None = None
-) -> tuple[int, str]:
-    """The source's number and its text, which is the document's own; who has it at hand spares the server a look."""
-    place = {"document": document.number, "start": start, "end": end}
-    if text is None:
-        row = connection.execute(STRETCH.sql, place).fetchone()
-        text = "" if row is None else str(row[0])
-    key = source_key(document.document.id, start, end)
-    connection.execute(ADD_SOURCE.sql, {**place, "key": key, "ordinal": ordinal, "text": text})
-    found = connection.execute(FIND_SOURCE.sql, {"key": key}).fetchone()
-    assert found is not None
-    return found[0], text
+    connection: Connection[Row],
+    document: DocumentRow,
+    ordinal: int,
+    start: int,
+    text: str,
+    kind: Kind | None = None,
+    vector: Floats | None = None,
+) -> Answer[int]:
+    """The number of a source, whose text is the document's own. A vector is kept with what was embedded."""
+    key = source_key(document.document.id, start, start + len(text))
+    params = {
+        "key": key, "document": document.number, "ordinal": ordinal, "start": start, "end": start + len(text),
+        "text": text, "embedding": None if vector is None else reals(connection, vector),
+        "model": None if kind is None else kind.model,
+        "hash": None if vector is None else content_hash(text.encode()),
+    }  # fmt: skip
+    connection.execute(ADD_SOURCE.sql, params)
+    cursor = connection.execute(FIND_SOURCE.sql, {"key": key})
+
+    def answer() -> int:
+        row = cursor.fetchone()
+        assert row is not None
+        return row[0]
+
+    return answer
 
 
-def add_instances(connection: Connection[Row], source: int, instances: Sequence[tuple[int, str, int]]) -> int:
+def add_instances(connection: Connection[Row], source: int, instances: Sequence[tuple[int, str, int]]) -> Answer[int]:
     """Concept, quote and offset of each; how many are new."""
     if not instances:
-        return 0
+        return lambda: 0
     concepts, quotes, starts = zip(*instances, strict=True)
-    params = {"source": source, "concepts": list(concepts), "quotes": list(quotes), "starts": list(starts)}
-    return len(connection.execute(ADD_INSTANCES.sql, params).fetchall())
+    params = {
+        "source": source, "concepts": arrays.numbers(concepts), "quotes": arrays.texts(quotes),
+        "starts": arrays.numbers(starts),
+    }  # fmt: skip
+    cursor = connection.execute(ADD_INSTANCES.sql, params)
+    return lambda: len(cursor.fetchall())
 
 
 def instances_of(connection: Connection[Row], concept: UUID, limit: int) -> list[Instance]:
@@ -118,9 +148,7 @@ def passage(connection: Connection[Row], key: UUID, start: int, end: int) -> Pas
     if found is None:
         return None
     start = min(max(0, start), found.document.characters)
-    place = {"document": found.number, "start": start, "end": max(start, end)}
-    row = connection.execute(STRETCH.sql, place).fetchone()
-    return Passage(found.document, start, row[0] if row else "")
+    return Passage(found.document, start, stretch(connection, found, start, max(start, end)))
 
 
 def delete(connection: Connection[Row], key: UUID) -> bool:

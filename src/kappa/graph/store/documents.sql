@@ -22,9 +22,16 @@ SELECT substr(d.text, %(start)s::int + 1, %(end)s::int - %(start)s::int)
   FROM kappa_graph.documents AS d WHERE d.id = %(document)s::bigint;
 
 -- name: add_source
-INSERT INTO kappa_graph.sources (key, document_id, ordinal, start_offset, end_offset, text)
-VALUES (%(key)s::uuid, %(document)s::bigint, %(ordinal)s::int, %(start)s::int, %(end)s::int, %(text)s::text)
-ON CONFLICT DO NOTHING;
+-- With what was embedded: a source whose text is another one by then is found again.
+INSERT INTO kappa_graph.sources AS s (key, document_id, ordinal, start_offset, end_offset, text, embedding,
+                                      embedding_model, embedded_hash)
+VALUES (%(key)s::uuid, %(document)s::bigint, %(ordinal)s::int, %(start)s::int, %(end)s::int, %(text)s::text,
+        %(embedding)s::real[], %(model)s::text, %(hash)s::bytea)
+ON CONFLICT (key) DO UPDATE
+   SET embedding = excluded.embedding, embedding_model = excluded.embedding_model, embedded_hash = excluded.embedded_hash
+ WHERE excluded.embedding IS NOT NULL
+   AND (s.embedding_model, s.dimension, s.embedded_hash)
+       IS DISTINCT FROM (excluded.embedding_model, cardinality(excluded.embedding), excluded.embedded_hash);
 
 -- name: find_source
 SELECT id FROM kappa_graph.sources WHERE key = %(key)s::uuid;

@@ -1,23 +1,20 @@
 """Statements that matching and embedding need: vectors with what they are of, written and read by the batch."""
 
-import struct
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 from uuid import UUID
 
 import numpy as np
 from psycopg import Connection
-from psycopg.adapt import Dumper
-from psycopg.pq import Format
 
 from kappa.graph.identity import content_hash
-from kappa.graph.store.vectors import Floats, Kind
+from kappa.graph.store.vectors import ARRAY_HEADER, ELEMENT, Floats, Kind, reals
 from kappa.pg import queries
-from kappa.pg.queries import Query, Row
+from kappa.pg.queries import Answer, Query, Row
 
 sql = queries.beside(__file__)
 CONCEPTS = sql["concepts"]
-SOME_CONCEPTS = sql["some_concepts"]
+CHANGED_CONCEPTS = sql["changed_concepts"]
 TYPES = sql["types"]
 PUT_CONCEPTS = sql["put_concepts"]
 PUT_TYPES = sql["put_types"]
@@ -27,28 +24,6 @@ STALE_TYPES = sql["stale_types"]
 STALE_SOURCES = sql["stale_sources"]
 STALE = sql["stale"]
 OF_OTHER_MODELS = sql["of_other_models"]
-
-_ARRAY_HEADER = 20
-_ELEMENT = np.dtype([("size", ">i4"), ("value", ">f4")])
-_FLOAT4, _FLOAT4_ARRAY = 700, 1021
-
-
-class Reals:
-    """Numbers as PostgreSQL takes an array of them: much quicker than having each adapted."""
-
-    def __init__(self, numbers: Floats) -> None:
-        flat = numbers.reshape(-1)
-        elements = np.empty(len(flat), _ELEMENT)
-        elements["size"], elements["value"] = 4, flat
-        self.data = struct.pack("!iiIii", 1, 0, _FLOAT4, len(flat), 1) + elements.tobytes()
-
-
-class _RealsDumper(Dumper):
-    format = Format.BINARY
-    oid = _FLOAT4_ARRAY
-
-    def dump(self, obj: Reals) -> bytes:
-        return obj.data
 
 
 class Embedded(NamedTuple):
@@ -69,16 +44,21 @@ class Stale(NamedTuple):
     text: str
 
 
-def concepts(
-    connection: Connection[Row], ontology: int, kind: Kind, nodes: Sequence[int] | None = None
-) -> list[Embedded]:
-    """The concepts of an ontology that have a vector of this kind, all or of some nodes."""
-    params = {"ontology": ontology, **kind._asdict()}
-    if nodes is None:
-        rows = connection.execute(CONCEPTS.sql, params, binary=True)
-    else:
-        rows = connection.execute(SOME_CONCEPTS.sql, {**params, "nodes": list(nodes)}, binary=True)
+def concepts(connection: Connection[Row], ontology: int, kind: Kind) -> list[Embedded]:
+    """The concepts of an ontology that have a vector of this kind."""
+    rows = connection.execute(CONCEPTS.sql, {"ontology": ontology, **kind._asdict()}, binary=True)
     return [Embedded(row[0], row[1], row[2], _vector(row[3])) for row in rows]
+
+
+def changed_concepts(
+    connection: Connection[Row], ontology: int, kind: Kind, epoch: int
+) -> Answer[list[tuple[int, Embedded | None]]]:
+    """The nodes that were touched after an epoch, and of those that `concepts` would list what it would say."""
+    params = {"ontology": ontology, "since": epoch, **kind._asdict()}
+    rows = connection.execute(CHANGED_CONCEPTS.sql, params, binary=True)
+    return lambda: [
+        (row[0], None if row[1] is None else Embedded(row[0], row[1], row[2], _vector(row[3]))) for row in rows
+    ]
 
 
 def types(connection: Connection[Row], kind: Kind) -> list[tuple[str, Floats | None]]:
@@ -88,7 +68,7 @@ def types(connection: Connection[Row], kind: Kind) -> list[tuple[str, Floats | N
 
 
 def _vector(data: bytes) -> Floats:
-    return np.frombuffer(data, _ELEMENT, offset=_ARRAY_HEADER)["value"].astype(np.float32)
+    return np.frombuffer(data, ELEMENT, offset=ARRAY_HEADER)["value"].astype(np.float32)
 
 
 def put_concepts(connection: Connection[Row], kind: Kind, keys: Sequence[UUID], vectors: Floats) -> None:
@@ -109,9 +89,7 @@ def put_sources(
 
 def _put(connection: Connection[Row], query: Query, kind: Kind, params: dict[str, Any], vectors: Floats) -> None:
     if params["keys"]:
-        # Here, for a connection knows only what it was told of before it was made.
-        connection.adapters.register_dumper(Reals, _RealsDumper)
-        connection.execute(query.sql, {**params, **kind._asdict(), "flat": Reals(vectors)})
+        connection.execute(query.sql, {**params, **kind._asdict(), "flat": reals(connection, vectors)})
 
 
 def stale(connection: Connection[Row], kind: Kind) -> tuple[int, int, int]:

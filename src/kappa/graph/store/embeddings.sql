@@ -5,12 +5,20 @@ SELECT id, key, label, array_send(embedding) FROM kappa_graph.concepts
    AND embedding_model = %(model)s::text AND dimension = %(dimension)s::int
  ORDER BY id;
 
--- name: some_concepts
--- The same of some nodes.
-SELECT id, key, label, array_send(embedding) FROM kappa_graph.concepts
- WHERE ontology_id = %(ontology)s::int AND embedding IS NOT NULL
-   AND embedding_model = %(model)s::text AND dimension = %(dimension)s::int AND id = ANY (%(nodes)s::bigint[])
- ORDER BY id;
+-- name: changed_concepts
+-- Nodes that were touched after an epoch; those that are to be matched with, as they are now. From the few new epochs to
+-- their changes by index; the planner, left alone, may read the whole log.
+SELECT t.node, c.key, c.label, array_send(c.embedding)
+  FROM (SELECT DISTINCT n.node
+          FROM kappa_graph.epochs AS e
+         CROSS JOIN LATERAL (SELECT * FROM kappa_graph.changes AS c
+                              WHERE c.xid = e.xid AND c.began = e.began AND c.kind = 'concepts' OFFSET 0) AS c
+         CROSS JOIN LATERAL unnest(c.nodes) AS n (node)
+         WHERE e.epoch > %(since)s::bigint) AS t
+  LEFT JOIN kappa_graph.concepts AS c
+    ON c.id = t.node AND c.ontology_id = %(ontology)s::int AND c.embedding IS NOT NULL
+   AND c.embedding_model = %(model)s::text AND c.dimension = %(dimension)s::int
+ ORDER BY t.node;
 
 -- name: types
 -- The vocabulary, with the vectors of a kind.

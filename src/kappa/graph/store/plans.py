@@ -10,7 +10,7 @@ from psycopg import Connection
 from kappa.graph.identity import kept
 from kappa.graph.model import ChunkCounts
 from kappa.pg import queries
-from kappa.pg.queries import Row
+from kappa.pg.queries import Answer, Row
 
 sql = queries.beside(__file__)
 LOCK_DOCUMENT = sql["lock_document"]
@@ -21,6 +21,7 @@ AGAIN = sql["again"]
 READ = sql["read"]
 FIRST_OPEN = sql["first_open"]
 FINISH = sql["finish"]
+FAIL = sql["fail"]
 IN_ONTOLOGY = sql["in_ontology"]
 COUNTS = sql["counts"]
 
@@ -76,9 +77,14 @@ def read(connection: Connection[Row], document: int) -> list[PlannedChunk]:
     ]
 
 
-def first_open(connection: Connection[Row], document: int) -> int | None:
-    row = connection.execute(FIRST_OPEN.sql, {"document": document}).fetchone()
-    return None if row is None else row[0]
+def first_open(connection: Connection[Row], document: int) -> Answer[int | None]:
+    cursor = connection.execute(FIRST_OPEN.sql, {"document": document})
+
+    def answer() -> int | None:
+        row = cursor.fetchone()
+        return None if row is None else row[0]
+
+    return answer
 
 
 def finish(
@@ -86,17 +92,23 @@ def finish(
     document: int,
     ordinal: int,
     extractor: str,
-    counts: ChunkCounts,
-    error: str | None = None,
-) -> bool:
-    """Whether it was open; with an error it failed."""
+    source: int,
+    *,
+    concepts: int,
+    matched: int,
+    dropped: int,
+) -> None:
+    """A chunk that was written is open no more. What this transaction brought with its source is counted there."""
     params = {
-        "document": document, "ordinal": ordinal, "state": "done" if error is None else "failed",
-        "extractor": kept(extractor), "concepts": counts.concepts, "instances": counts.instances,
-        "relations": counts.relations, "matched": counts.matched, "dropped": counts.dropped,
-        "error": None if error is None else kept(error),
+        "document": document, "ordinal": ordinal, "extractor": kept(extractor), "source": source,
+        "concepts": concepts, "matched": matched, "dropped": dropped,
     }  # fmt: skip
-    return connection.execute(FINISH.sql, params).fetchone() is not None
+    connection.execute(FINISH.sql, params)
+
+
+def fail(connection: Connection[Row], document: int, ordinal: int, extractor: str, error: str) -> None:
+    params = {"document": document, "ordinal": ordinal, "extractor": kept(extractor), "error": kept(error)}
+    connection.execute(FAIL.sql, params)
 
 
 def in_ontology(connection: Connection[Row], ontology: str, hashes: Sequence[bytes]) -> dict[bytes, tuple[UUID, int]]:

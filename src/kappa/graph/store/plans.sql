@@ -35,12 +35,22 @@ SELECT ordinal, start_offset, end_offset, words, state, concepts, instances, rel
 SELECT min(ordinal) FROM kappa_graph.chunk_plan WHERE document_id = %(document)s::bigint AND state = 'pending';
 
 -- name: finish
+-- What is new is known by when it was made: now() is when this transaction began.
 UPDATE kappa_graph.chunk_plan
-   SET state = %(state)s::text, extractor = %(extractor)s::text, concepts = %(concepts)s::int,
-       instances = %(instances)s::int, relations = %(relations)s::int, matched = %(matched)s::int,
-       dropped = %(dropped)s::int, error = %(error)s::text, finished_at = now()
- WHERE document_id = %(document)s::bigint AND ordinal = %(ordinal)s::int AND state = 'pending'
-RETURNING ordinal;
+   SET state = 'done', extractor = %(extractor)s::text, concepts = %(concepts)s::int, matched = %(matched)s::int,
+       dropped = %(dropped)s::int, error = NULL, finished_at = now(),
+       instances = (SELECT count(*) FROM kappa_graph.instances AS i
+                     WHERE i.source_id = %(source)s::bigint AND i.created_at = now()),
+       relations = (SELECT count(*) FROM kappa_graph.relation_sources AS s
+                      JOIN kappa_graph.relations AS r ON r.id = s.relation_id
+                     WHERE s.source_id = %(source)s::bigint AND r.created_at = now())
+ WHERE document_id = %(document)s::bigint AND ordinal = %(ordinal)s::int AND state = 'pending';
+
+-- name: fail
+UPDATE kappa_graph.chunk_plan
+   SET state = 'failed', extractor = %(extractor)s::text, concepts = 0, instances = 0, relations = 0, matched = 0,
+       dropped = 0, error = %(error)s::text, finished_at = now()
+ WHERE document_id = %(document)s::bigint AND ordinal = %(ordinal)s::int AND state = 'pending';
 
 -- name: in_ontology
 -- Which of some contents an ontology has, and how many of their chunks are open or failed; none where there is no plan.

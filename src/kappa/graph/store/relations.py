@@ -9,8 +9,9 @@ from psycopg import Connection
 from kappa.graph.errors import BadWrite
 from kappa.graph.identity import kept
 from kappa.graph.model import NewRelation, Relation
+from kappa.graph.store import arrays
 from kappa.pg import queries
-from kappa.pg.queries import Row
+from kappa.pg.queries import Answer, Row
 
 sql = queries.beside(__file__)
 UPSERT = sql["upsert"]
@@ -50,28 +51,29 @@ def hundredths(confidence: float) -> int:
     return round(confidence * 100)
 
 
-def upsert(connection: Connection[Row], relations: Sequence[RelationRow]) -> int:
+def upsert(connection: Connection[Row], relations: Sequence[RelationRow]) -> Answer[int]:
     """How many are new."""
     if not relations:
-        return 0
+        return lambda: 0
     params = {
-        "from_ids": [one.from_id for one in relations],
-        "to_ids": [one.to_id for one in relations],
-        "types": [one.type for one in relations],
-        "confidences": [one.confidence for one in relations],
-        "categories": [kept(one.category) for one in relations],
-        "provenances": [kept(one.provenance) for one in relations],
+        "from_ids": arrays.numbers(one.from_id for one in relations),
+        "to_ids": arrays.numbers(one.to_id for one in relations),
+        "types": arrays.numbers(one.type for one in relations),
+        "confidences": arrays.numbers(one.confidence for one in relations),
+        "categories": arrays.texts(kept(one.category) for one in relations),
+        "provenances": arrays.texts(kept(one.provenance) for one in relations),
     }
-    return sum(row[0] for row in connection.execute(UPSERT.sql, params))
+    cursor = connection.execute(UPSERT.sql, params)
+    return lambda: sum(row[0] for row in cursor)
 
 
 def support(connection: Connection[Row], source: int, relations: Sequence[RelationRow]) -> None:
     if relations:
         params = {
             "source": source,
-            "from_ids": [one.from_id for one in relations],
-            "to_ids": [one.to_id for one in relations],
-            "types": [one.type for one in relations],
+            "from_ids": arrays.numbers(one.from_id for one in relations),
+            "to_ids": arrays.numbers(one.to_id for one in relations),
+            "types": arrays.numbers(one.type for one in relations),
         }
         connection.execute(SUPPORT.sql, params)
 

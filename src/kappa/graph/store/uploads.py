@@ -1,8 +1,8 @@
 """Statements about files that were handed in."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 from uuid import UUID
 
 from psycopg import Connection
@@ -16,8 +16,6 @@ ADD = sql["add"]
 KEEP = sql["keep"]
 FIND = sql["find"]
 BYTES = sql["bytes"]
-OVER = sql["over"]
-PRUNE = sql["prune"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,18 +55,6 @@ def find(connection: Connection[Row], keys: Sequence[UUID]) -> dict[UUID, Upload
 def read_bytes(connection: Connection[Row], key: UUID) -> bytes | None:
     row = connection.execute(BYTES.sql, {"key": key}, binary=True).fetchone()
     return None if row is None else row[0]
-
-
-def over(connection: Connection[Row], now: datetime | None = None) -> bool:
-    """Whether some have expired."""
-    row = connection.execute(OVER.sql, {"now": now}).fetchone()
-    assert row is not None
-    return row[0]
-
-
-def prune(connection: Connection[Row], needed: Collection[UUID], now: datetime | None = None) -> int:
-    """Delete those that have expired, but for what is still needed; how many."""
-    return len(connection.execute(PRUNE.sql, {"needed": list(needed), "now": now}).fetchall())
 
 
 def _found(rows: list[Row]) -> dict[UUID, Upload]:

@@ -19,12 +19,3 @@ SELECT key, owner, name, sha256, size, media_type, words, chunks, ocr_pages
 
 -- name: bytes
 SELECT bytes FROM kappa_graph.uploads WHERE key = %(key)s::uuid;
-
--- name: over
--- Whether there is anything to delete.
-SELECT EXISTS (SELECT FROM kappa_graph.uploads WHERE expires_at < coalesce(%(now)s::timestamptz, now()));
-
--- name: prune
-DELETE FROM kappa_graph.uploads
- WHERE expires_at < coalesce(%(now)s::timestamptz, now()) AND key <> ALL (%(needed)s::uuid[])
-RETURNING key;

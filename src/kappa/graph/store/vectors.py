@@ -1,5 +1,6 @@
 """Statements that read embeddings by the thousand, as matrices. The server packs them, numpy unpacks them."""
 
+import struct
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 from uuid import UUID
@@ -7,6 +8,8 @@ from uuid import UUID
 import numpy as np
 from numpy.typing import NDArray
 from psycopg import Connection
+from psycopg.adapt import Dumper
+from psycopg.pq import Format
 
 from kappa.graph.errors import BadWrite
 from kappa.graph.identity import kept
@@ -30,7 +33,34 @@ Floats: TypeAlias = NDArray[np.float32]
 MAX_DIMENSIONS = 16_000
 PART_BYTES = 8 << 20
 """What one statement may give, about."""
-_ARRAY_HEADER = 20
+ARRAY_HEADER = 20
+ELEMENT = np.dtype([("size", ">i4"), ("value", ">f4")])
+_FLOAT4, _FLOAT4_ARRAY = 700, 1021
+
+
+class Reals:
+    """Numbers as PostgreSQL takes an array of them: much quicker than having each adapted."""
+
+    def __init__(self, numbers: Floats) -> None:
+        flat = numbers.reshape(-1)
+        elements = np.empty(len(flat), ELEMENT)
+        elements["size"], elements["value"] = 4, flat
+        self.data = struct.pack("!iiIii", 1, 0, _FLOAT4, len(flat), 1) + elements.tobytes()
+
+
+class _RealsDumper(Dumper):
+    format = Format.BINARY
+    oid = _FLOAT4_ARRAY
+
+    def dump(self, obj: Reals) -> bytes:
+        return obj.data
+
+
+def reals(connection: Connection[Row], numbers: Floats) -> Reals:
+    """Numbers that this connection can send."""
+    # Here, for a connection knows only what it was told of before it was made.
+    connection.adapters.register_dumper(Reals, _RealsDumper)
+    return Reals(numbers)
 
 
 class Kind(NamedTuple):
@@ -107,8 +137,7 @@ def _packed(connection: Connection[Row], query: Query, kind: Kind, params: dict[
     result = connection.execute(query.sql, params, binary=True).pgresult
     assert result is not None
     nodes, groups, data = (result.get_value(0, column) for column in range(3))
-    element = np.dtype([("size", ">i4"), ("value", ">f4")])
-    record = np.dtype([("header", f"V{_ARRAY_HEADER}"), ("elements", element, (kind.dimension,))])
+    record = np.dtype([("header", f"V{ARRAY_HEADER}"), ("elements", ELEMENT, (kind.dimension,))])
     vectors = np.frombuffer(data or b"", record)["elements"]["value"].astype(np.float32)
     return Block(unpack(nodes), unpack(groups), vectors)
 

@@ -137,7 +137,8 @@ def _joined(words: list[Token], vocabulary: Vocabulary) -> str:
     parts: list[str] = []
     for place, token in enumerate(words):
         text = _singular(token, vocabulary) if place == len(words) - 1 else token.text
-        if token.pos_ != "PROPN" and not token.ent_type_ and text[:1].isupper() and text[1:].islower():
+        named = token.pos_ == "PROPN" or (token.ent_type_ and token.ent_type_ not in _MEASURES)
+        if not named and text[:1].isupper() and text[1:].islower():
             text = text.lower()
         parts.append(text)
         if place < len(words) - 1:

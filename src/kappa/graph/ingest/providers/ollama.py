@@ -8,6 +8,10 @@ from kappa.graph.ingest.providers.backoff import Trouble
 from kappa.graph.ingest.providers.config import ProviderConfig
 
 
+class _Blind(Exception):
+    """A model that sees no images: asked all the same, its server fails, or it makes something up."""
+
+
 class OllamaAdapter:
     def __init__(self, model: str, config: ProviderConfig, timeout: float) -> None:
         self._sdk: Any = sdk("ollama")
@@ -25,6 +29,9 @@ class OllamaAdapter:
     def ask(self, system: str, user: str, schema: dict[str, Any] | None, image: Image | None) -> Reply:
         asked: dict[str, Any] = {"role": "user", "content": user}
         if image is not None:
+            able = self._client.show(self._model).capabilities
+            if able is not None and "vision" not in able:  # an old server doesn't say
+                raise _Blind(f"the model {self._model} sees no images")
             asked["images"] = [image.data]
         answer = self._client.chat(
             model=self._model,
@@ -46,6 +53,8 @@ class OllamaAdapter:
         return Rows(answer.embeddings, answer.prompt_eval_count or 0)
 
     def fault(self, error: Exception) -> Fault | None:
+        if isinstance(error, _Blind):
+            return Fault(Trouble.UNFIT, said=str(error))
         if isinstance(error, self._sdk.ResponseError):
             found: Any = error
             # The SDK keeps the status, but not the headers; the error that it replaced has them.

@@ -9,7 +9,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from kappa.graph.errors import MissingExtra
+from kappa.graph.errors import GraphError
 from kappa.graph.ingest.read.characters import one_line, uniform
 from kappa.graph.ingest.read.detect import Detected, detect
 from kappa.graph.ingest.read.docx import docx_parts
@@ -26,7 +26,7 @@ from kappa.graph.ingest.read.html import html_text
 from kappa.graph.ingest.read.image import image_pages, image_parts
 from kappa.graph.ingest.read.limits import Limits
 from kappa.graph.ingest.read.markdown import markdown_text
-from kappa.graph.ingest.read.parts import About, Part
+from kappa.graph.ingest.read.parts import About, Part, See
 from kappa.graph.ingest.read.pdf import pdf_parts
 
 __all__ = [
@@ -59,25 +59,33 @@ class ReadDocument:
     """Where each page begins in the text, if the document has pages."""
     ocr_pages: int = 0
     """How many pages were read by OCR."""
+    notes: tuple[str, ...] = ()
+    """What went otherwise than it was asked for, each in one line."""
 
 
 def read(
-    data: bytes, name: str = "", limits: Limits | None = None, on_part: Callable[[int, int], None] | None = None
+    data: bytes,
+    name: str = "",
+    limits: Limits | None = None,
+    on_part: Callable[[int, int], None] | None = None,
+    see: See | None = None,
 ) -> ReadDocument:
     """The text of a document.
 
     `on_part(done, total)` is called after each page or part; what it raises ends the reading. The name stands in
-    messages, and helps to tell Markdown from other texts.
+    messages, and helps to tell Markdown from other texts. A picture is read by `see`, if it is given; what that raises
+    ends the reading, but for a `BadExtraction`, after which OCR reads the page.
     """
     limits = limits or Limits()
     with _named(name):
         found = _detected(data, name, limits)
-        about, text, pages = _text_of(data, found, limits, on_part)
+        about, text, pages = _text_of(data, found, limits, on_part, see)
         if not text.strip():
             raise EmptyDocument("there is no text in it")
     return ReadDocument(
-        text, about.media_type, one_line(about.title) or None, pages if about.paged else (), about.ocr_pages
-    )
+        text, about.media_type, one_line(about.title) or None, pages if about.paged else (), about.ocr_pages,
+        tuple(about.notes),
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +111,7 @@ def survey(data: bytes, name: str = "", limits: Limits | None = None) -> Survey:
         if found.kind == "image":
             frames = _guarded(lambda: image_pages(data, found.media_type, limits))
             return Survey(found.media_type, "", frames, frames, marks_kept=False)
-        about, text, pages = _text_of(data, found, replace(limits, ocr_pages=0), None)
+        about, text, pages = _text_of(data, found, replace(limits, ocr_pages=0))
         if not text.strip() and not (about.unread_pages and limits.ocr_pages):
             raise EmptyDocument("there is no text in it")
         if limits.ocr_pages:
@@ -131,9 +139,13 @@ def _detected(data: bytes, name: str, limits: Limits) -> Detected:
 
 
 def _text_of(
-    data: bytes, found: Detected, limits: Limits, on_part: Callable[[int, int], None] | None
+    data: bytes,
+    found: Detected,
+    limits: Limits,
+    on_part: Callable[[int, int], None] | None = None,
+    see: See | None = None,
 ) -> tuple[About, str, tuple[int, ...]]:
-    about = About(found.media_type)
+    about = About(found.media_type, see=see)
     texts: list[str] = []
     size = 0
     with closing(_parts(data, found, limits, about)) as parts:
@@ -165,7 +177,7 @@ def _guarded(step: Callable[[], _T]) -> _T:
     """Libraries raise what they like on bytes that they don't expect; that is a broken document, and nothing else."""
     try:
         return step()
-    except (ReadError, MissingExtra):
+    except GraphError:  # of a reader, or of a model that sees
         raise
     except Exception as fault:
         raise BrokenDocument(f"it is damaged, and can't be read ({type(fault).__name__})") from fault

@@ -1,10 +1,14 @@
-"""The text of a picture: each frame of it, by OCR."""
+"""The text of a picture: each frame of it, by a model that sees if there is one, by OCR if not.
+
+Where the model can't say, OCR reads the frame, and a note tells why.
+"""
 
 import io
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from kappa.graph.errors import MissingExtra
+from kappa.graph.ingest.extraction import BadExtraction
 from kappa.graph.ingest.read.errors import DocumentTooLarge
 from kappa.graph.ingest.read.limits import Limits
 from kappa.graph.ingest.read.ocr import picture_text
@@ -22,6 +26,10 @@ FORMATS = {
     "image/webp": "WEBP",
 }
 
+MOST_SIDE = 3_000
+"""Points. Providers make larger pictures smaller themselves, or refuse them."""
+MOST_BYTES = 3_500_000
+
 
 def image_pages(data: bytes, media_type: str, limits: Limits) -> int:
     """How many pages OCR would have to read, if it may. The first is unpacked, to see that it is whole."""
@@ -35,7 +43,6 @@ def image_parts(data: bytes, limits: Limits, about: About) -> Iterator[Part]:
     with _opened(data, about.media_type, limits) as image:
         frames = _frames(image, about.media_type, limits)
         about.paged = frames > 1
-        import numpy as np
         from PIL import Image, ImageOps
 
         for number in range(frames):
@@ -44,8 +51,33 @@ def image_parts(data: bytes, limits: Limits, about: About) -> Iterator[Part]:
             upright = ImageOps.exif_transpose(image).convert("RGBA")
             page = Image.new("RGB", upright.size, "white")
             page.paste(upright, mask=upright.getchannel("A"))
-            about.ocr_pages += 1
-            yield Part(picture_text(np.ascontiguousarray(np.asarray(page)[:, :, ::-1])), number + 1, frames)
+            yield Part(_said(page, about, number + 1), number + 1, frames)
+
+
+def _said(page: "Image.Image", about: About, number: int) -> str:
+    if about.see is not None:
+        try:
+            return about.see(*_sent(page))
+        except BadExtraction as fault:
+            about.notes.append(f"page {number} was read by OCR: {fault}")
+    import numpy as np
+
+    about.ocr_pages += 1
+    return picture_text(np.ascontiguousarray(np.asarray(page)[:, :, ::-1]))
+
+
+def _sent(page: "Image.Image") -> tuple[bytes, str]:
+    """A frame as every provider takes it: neither too wide nor too long, and nothing lost if that can be."""
+    if max(page.size) > MOST_SIDE:
+        page = page.copy()
+        page.thumbnail((MOST_SIDE, MOST_SIDE))
+    out = io.BytesIO()
+    page.save(out, "PNG")
+    if out.tell() <= MOST_BYTES:
+        return out.getvalue(), "image/png"
+    out = io.BytesIO()
+    page.save(out, "JPEG", quality=85)
+    return out.getvalue(), "image/jpeg"
 
 
 def _opened(data: bytes, media_type: str, limits: Limits) -> "Image.Image":

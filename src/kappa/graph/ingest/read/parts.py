@@ -1,7 +1,11 @@
 """What the readers give: a document in parts, so that its caller can count, stop and tell how far it is."""
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import NamedTuple
+
+See = Callable[[bytes, str], str]
+"""A model that looks at a picture (bytes, media type) and writes down what it says."""
 
 
 class Part(NamedTuple):
@@ -23,3 +27,7 @@ class About:
     ocr_pages: int = 0
     unread_pages: int = 0
     """Pages that show something and have no text, and that OCR was not to read."""
+    see: See | None = None
+    """Reads pictures in place of OCR."""
+    notes: list[str] = field(default_factory=list[str])
+    """What went otherwise than it was asked for, each in one line."""

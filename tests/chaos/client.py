@@ -33,8 +33,9 @@ KINDS = {
 ENDS = {"ok": 86, "raise": 5, "retry": 4, "snooze": 4, "fail": 1}
 EFFECTS = {"both": 25, "inside": 15, "outside": 15, "none": 45}
 QUICK_ENDS = {"ok": 970, "raise": 10, "retry": 8, "snooze": 8, "fail": 4}
-QUICK_EFFECTS = {"none": 960, "inside": 20, "outside": 15, "both": 5}
 BURST = (150, 300)
+OTHERS = 3
+"""In some bursts so many jobs have effects, or last. A lane that sees one last claims no batch for a while."""
 CANCELLED = 6
 PAUSE = 0.02
 LOOK_AGAIN = 0.2
@@ -80,7 +81,7 @@ class Enqueuer(threading.Thread):
     def run(self) -> None:
         ways = {
             self._one: 50, self._many: 16, self._deduplicated: 10, self._ordered: 12, self._undone: 3, self._later: 12,
-            self._burst: 6,
+            self._burst: 9,
         }  # fmt: skip
         try:
             while not self._ending.is_set():
@@ -162,13 +163,11 @@ class Enqueuer(threading.Thread):
         plans: list[Plan] = []
         for _ in range(self._random.randint(*BURST)):
             self._made += 1
-            seconds = self._random.choice([0, 0, 0.002, 0.008])
             ends = [self._pick(QUICK_ENDS) for _ in range(3)]
-            effects: str = self._pick(QUICK_EFFECTS)
-            plans.append(Plan(key=f"j{self._made}", effects=effects, ends=ends, seconds=seconds))
-        if self._random.random() < 0.15:
-            for plan in self._random.sample(plans, 3):
-                plan.seconds = 0.06
+            plans.append(Plan(key=f"j{self._made}", ends=ends, seconds=self._random.choice([0, 0, 0.002])))
+        effects, seconds = self._pick({("none", 0): 12, ("inside", 0): 5, ("both", 0): 1, ("none", 0.06): 2})
+        for plan in self._random.sample(plans, OTHERS):
+            plan.effects, plan.seconds = effects, seconds
         whom = [self._random.random() for _ in range(CANCELLED)] if self._random.random() < 0.5 else []
         self._enter(plans, lambda: self._client.enqueue_many(QUICK, plans))
         if whom:

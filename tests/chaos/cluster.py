@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -241,12 +242,16 @@ class Cluster:
             return None
         return next((name for name, door in self.proxy.doors.items() if door.has(row[0])), None)
 
-    def holder(self) -> str | None:
-        """The name of the worker that claimed a batch last and has not settled it yet."""
-        with self.connect() as connection:
-            row = connection.execute(HOLDING).fetchone()
+    def holder(self, within: float) -> str | None:
+        """The name of a worker that has just claimed a batch, if one does in time."""
         pids = {str(worker.process.pid): name for name, worker in self.workers.items()}
-        return None if row is None else pids.get(row[0])
+        until = time.monotonic() + within
+        with self.connect() as connection:
+            while time.monotonic() < until:
+                row = connection.execute(HOLDING).fetchone()
+                if row is not None and row[0] in pids:
+                    return pids[row[0]]
+        return None
 
     def where(self) -> str:
         """Where every worker is at this moment, for runs that don't come to an end."""

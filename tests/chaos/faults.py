@@ -15,7 +15,7 @@ from tests.chaos.cluster import Cluster, WorkerProcess
 
 PAUSE = (0.4, 1.2)
 """Seconds between two faults."""
-HOLDER_WITHIN = 1.0
+HOLDER_WITHIN = 1.5
 FREE_PAGES = artifacts.SIZE // artifacts.PAGE
 DISK_FULL = "disk full"
 WEIGHTS = {
@@ -155,13 +155,11 @@ class Faults:
                 return "one backend"
 
     def _whom(self, who: str, sort: str) -> str:
-        """The leader, or who holds a batch: there is one most of the time, for a moment. Else whom the seed says."""
+        """The leader, or who holds a batch. Where there is none, whom the seed says."""
         if sort.endswith("leader"):
             return self._cluster.leader() or who
-        until = time.monotonic() + HOLDER_WITHIN
-        while sort.endswith("holder") and time.monotonic() < until:
-            if (holder := self._cluster.holder()) is not None:
-                return holder
+        if sort.endswith("holder"):
+            return self._cluster.holder(HOLDER_WITHIN) or who
         return who
 
     def _kill(self, who: str) -> None:

@@ -105,8 +105,9 @@ class Write:
             waiting = " waiting" if live.waiting else ""
             return f"{live.state} {live.attempt}/{live.max_attempts}{' begun' if live.started else ''}{waiting}{lease}"
 
+        op = "BATCH" if self.batch else self.op
         return (
-            f"{self.seq:>7} {self.at:%T.%f} committed {self.committed:%T.%f} xid {self.xid} {'BATCH' if self.batch else self.op:<6} "
+            f"{self.seq:>7} {self.at:%T.%f} committed {self.committed:%T.%f} xid {self.xid} {op:<6} "
             f"job {self.job} ({self.kind}, {self.lane}) {show(self.old)} → {show(self.new)} "
             f"by {self.writer or 'unknown'} ({self.app}{'' if self.leads is None else f', leads {self.leads}'})"
         )

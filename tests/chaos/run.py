@@ -18,7 +18,7 @@ from tests.chaos.handlers import Plan
 from tests.chaos.record import Record
 
 WORKERS = 3
-BACKLOG = 400
+BACKLOG = 500
 """How many live jobs the client sees before it waits: enough that no fault comes to an idle cluster."""
 LEFT = "SELECT (SELECT count(*) FROM kappa.jobs) + (SELECT count(*) FROM kappa.batch_leases)"
 NOT_FIRED = "SELECT count(*) FROM kappa.schedules WHERE enabled AND (next_at IS NULL OR next_at <= now())"

@@ -12,6 +12,8 @@ from tests.chaos.record import BatchWrite, Live, Record, Write
 
 LEADER = "kappa leader"
 GONE = Live("gone")
+HELD = "held"
+"""The state before a write that took a job past the batch that holds it."""
 
 
 def unfold(record: Record) -> list[Write]:
@@ -64,6 +66,8 @@ class _Unfolding:
             if leaves or (write.new is not None and write.after.state == "running"):
                 del self._held[write.job]
                 write = replace(write, old=_under(write.before, lease))
+            else:
+                write = replace(write, old=write.before._replace(state=HELD))
         if write.op == "DELETE":
             self._rows.pop(write.job, None)
         elif write.op in ("INSERT", "UPDATE"):

@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 from itertools import groupby, pairwise
 
 from tests.chaos import artifacts
-from tests.chaos.batches import LEADER, unfold
+from tests.chaos.batches import HELD, LEADER, unfold
 from tests.chaos.record import CLIENT, Ended, Entry, Fate, Fire, LaneEdit, Record, Write
 
 DRAIN_WITHIN = 60.0
@@ -268,8 +268,8 @@ def fencing(story: Story) -> Found:
 
 def _needs_no_lease(write: Write) -> bool:
     if write.op == "DELETE":
-        return write.writer == CLIENT and write.before.state != "running"
-    return write.before.state != "queued" or (write.claims and bool(write.after.token))
+        return write.writer == CLIENT and write.before.state not in ("running", HELD)
+    return write.before.state not in ("queued", HELD) or (write.claims and bool(write.after.token))
 
 
 def attempts(story: Story) -> Found:

@@ -4,6 +4,7 @@ import signal
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -69,9 +70,11 @@ class Scene:
         """A worker that was stopped while a batch of jobs was behind the gate. The first claim fills the lane."""
         self.connection.execute("UPDATE kappa.lanes SET max_slots = %s WHERE name = %s", [BATCH, QUICK])
         hold_gate(self.gates, FIRST)
-        self.enqueue_many([Plan(key=f"quick{number}") for number in range(BATCH)])
-        self.enqueue_many([Plan(key=f"gated{number}", gate=GATE) for number in range(BATCH)])
         sleeper = self.cluster.start_worker("worker1", **{FOLLOW: "1", MARK_AFTER: "60"})
+        # It renews its leases when it begins to listen, and then not for a while: that would write them down.
+        self.until("pg_stat_activity WHERE query LIKE 'LISTEN%%' AND state = 'idle' AND %s", True)
+        quick = [Plan(key=f"quick{number}") for number in range(BATCH)]
+        self.enqueue_many(quick + [Plan(key=f"gated{number}", gate=GATE) for number in range(BATCH)])
         holds = ("kappa.batch_leases WHERE cardinality(ids) = %s", BATCH)
         self.until(*holds)
         sleeper.signal(signal.SIGSTOP)
@@ -99,11 +102,8 @@ class Scene:
 
 @pytest.fixture
 def scene(request: pytest.FixtureRequest) -> Iterator[Scene]:
-    with (
-        Cluster(**getattr(request, "param", {})) as cluster,
-        cluster.connect() as connection,
-        cluster.connect() as gates,
-    ):
+    how: dict[str, Any] = getattr(request, "param", {})
+    with Cluster(**how) as cluster, cluster.connect() as connection, cluster.connect() as gates:
         client = cluster.client().open()
         yield Scene(cluster, connection, gates, client)
         client.close()

@@ -377,7 +377,7 @@ async def test_a_busy_lane_claims_batches_and_a_quiet_one_rows(engine: Engine, c
     @engine.job("step", idempotent=True)
     async def step(ctx: AsyncJobContext, wait: bool) -> None:
         if wait:
-            light.append(ctx._running.light)
+            light.append(ctx._running.claimed.light)
             began.append(ctx.job_id)
             await gate.wait()
 
@@ -385,7 +385,7 @@ async def test_a_busy_lane_claims_batches_and_a_quiet_one_rows(engine: Engine, c
     client.enqueue_many("step", [False] * SLOTS + [True] * SLOTS)
     async with working(engine, QUICK):
         await seen(lambda: len(began) == SLOTS)
-        assert light == [True] * SLOTS  # what the table says may have been written down since: a listener renews
+        assert light == [True] * SLOTS  # as claimed: a worker that begins to listen renews, and writes leases down
         assert {client.show(job).state for job in began} == {JobState.RUNNING}
         gate.set()
         await seen(lambda: site.rows("SELECT count(*) FROM kappa.finished_jobs") == [2 * SLOTS])
@@ -431,7 +431,7 @@ async def test_a_job_of_a_batch_can_do_all_that_any_other_can(engine: Engine, cl
 
     @engine.job("step", idempotent=True)
     async def step(ctx: AsyncJobContext, what: str) -> Any:
-        light.append(ctx._running.light)
+        light.append(ctx._running.claimed.light)
         match what:
             case "checkpoint":
                 await ctx.checkpoint({"at": 3})

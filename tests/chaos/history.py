@@ -72,10 +72,11 @@ def _write(row: tuple[Any, ...]) -> Write:
 
 
 def _batch(row: tuple[Any, ...]) -> BatchWrite:
-    *facts, old, new, app, writer, leads, backend, backend_start, passed = row
-    session = (backend, backend_start) if backend_start else None
-    ids = (tuple(old or ()), tuple(new or ()))
-    return BatchWrite(*facts, *ids, app, writer, leads, session, tuple(passed or ()))
+    old, new, app, writer, leads, backend, backend_start, passed = row[10:]
+    return BatchWrite(
+        *row[:10], old=tuple(old or ()), new=tuple(new or ()), app=app, writer=writer, leads=leads,
+        session=(backend, backend_start) if backend_start else None, passed=tuple(passed or ()),
+    )  # fmt: skip
 
 
 def _live(row: dict[str, Any] | None) -> Live | None:

@@ -115,7 +115,7 @@ def furnish(server: Server) -> dict[str, str]:
         "job-running": f"/ui/jobs/{running}", "job-failed": f"/ui/jobs/{failed}", "approval": f"/ui/jobs/{unapproved}",
         "lanes": "/ui/lanes", "lane": "/ui/lanes/interactive", "graph": "/ui/graph", "search": "/ui/graph?q=sleep",
         "concept": f"/ui/graph/concepts/{sleep}", "path": "/ui/graph/path?from=physical+exercise&to=memory",
-        "polarity": "/ui/graph/polarity?positive=alertness&negative=sleepiness",
+        "polarity": "/ui/graph/polarity?positive=deep%20sleep&negative=insomnia",
         "document": f"/ui/graph/documents/{cited['document']}?start={cited['start']}&end={cited['end']}",
         "map": "/ui/graph/map", "vocabulary": "/ui/graph/vocabulary", "ontologies": "/ui/ontologies",
         "ingest": "/ui/ingest", "estimate": "/ui/ingest", "tools": "/ui/tools", "tool": "/ui/tools/word-count",

@@ -13,9 +13,9 @@ from datetime import UTC, datetime, timedelta
 from itertools import groupby, pairwise
 
 from tests.chaos import artifacts
-from tests.chaos.record import Ended, Entry, Fate, Fire, LaneEdit, Record, Write
+from tests.chaos.batches import HELD, LEADER, unfold
+from tests.chaos.record import CLIENT, Ended, Entry, Fate, Fire, LaneEdit, Record, Write
 
-LEADER = "kappa leader"
 DRAIN_WITHIN = 60.0
 ROWS_SHOWN = 40
 NO_SPACE = os.strerror(errno.ENOSPC)
@@ -48,11 +48,12 @@ class Story:
 
     def __init__(self, record: Record) -> None:
         self.record = record
+        self.history = unfold(record)
         self.ended: dict[int, list[Ended]] = defaultdict(list)
         for ended in record.ended:
             self.ended[ended.id].append(ended)
         self.of_job: dict[int, list[Write]] = defaultdict(list)
-        for write in record.history:
+        for write in self.history:
             self.of_job[write.job].append(write)
         self.left = {left.id for left in record.left}
         self.left_keys = {left.key for left in record.left}
@@ -62,7 +63,7 @@ class Story:
 
     def by_commit(self, lane: str) -> Iterator[list[Write]]:
         """The transactions that wrote a lane's live jobs, in the order in which they became visible."""
-        mine = [write for write in self.record.history if write.lane == lane and write.op in ("UPDATE", "DELETE")]
+        mine = [write for write in self.history if write.lane == lane and write.op in ("UPDATE", "DELETE")]
         grouped = defaultdict[int, list[Write]](list)
         for write in mine:
             grouped[write.xid].append(write)
@@ -71,7 +72,7 @@ class Story:
 
     @property
     def lanes(self) -> set[str]:
-        return {write.lane for write in self.record.history}
+        return {write.lane for write in self.history}
 
 
 def check(record: Record) -> list[Violation]:
@@ -228,7 +229,9 @@ def leases(story: Story) -> Found:
             if write.op != "UPDATE":
                 continue
             old, new = write.before.token, write.after.token
-            if new and new != old:
+            if new and write.batch and write.before.state != "queued":
+                yield f"batch {new} took job {job}, which was {write.before.state}", tuple(writes)
+            elif new and new != old:
                 if old:
                     yield f"job {job} got token {new} while {old} was in force", tuple(writes)
                 if new <= newest:
@@ -240,19 +243,33 @@ def leases(story: Story) -> Found:
 
 
 def fencing(story: Story) -> Found:
-    """Nobody but the holder of the lease in force wrote to a running job; the leader only cleared leases."""
-    known = {write.writer for write in story.record.history if write.writer and write.app != LEADER}
+    """Nobody but the holder of the lease in force wrote to a running job; the leader only cleared leases.
+
+    Without one a queued job is claimed and nothing else. The client ends what doesn't run; what runs it only asks to.
+    """
+    known = {write.writer for write in story.history if write.writer and write.app != LEADER}
     for job, writes in story.of_job.items():
         for write in writes:
-            if write.op not in ("UPDATE", "DELETE") or not write.before.token:
+            if write.op not in ("UPDATE", "DELETE"):
                 continue
-            if write.app == LEADER:
+            if not write.before.token:
+                if not _needs_no_lease(write):
+                    yield f"job {job}, {write.before.state}, was written to without a lease", tuple(writes)
+            elif write.writer == CLIENT and write.before == write.new:
+                continue
+            elif write.app == LEADER:
                 if not write.orphans:
                     yield f"the leader wrote to job {job} under another's lease", tuple(writes)
             # Behind a pooler writers are not known; that it was none of those who are is.
             elif write.writer != write.before.owner and (write.writer or write.before.owner in known):
                 who = write.writer or "somebody behind the pooler"
                 yield f"job {job} was written to by {who} under the lease of {write.before.owner}", tuple(writes)
+
+
+def _needs_no_lease(write: Write) -> bool:
+    if write.op == "DELETE":
+        return write.writer == CLIENT and write.before.state not in ("running", HELD)
+    return write.before.state not in ("queued", HELD) or (write.claims and bool(write.after.token))
 
 
 def attempts(story: Story) -> Found:
@@ -366,8 +383,8 @@ def _faults_of_fire(fire: Fire, expected: datetime | None) -> Iterator[str]:
 
 def leader(story: Story) -> Found:
     """Whoever acted as the leader held the lock while it did, and no two took turns."""
-    acts = [write for write in story.record.history if write.app == LEADER]
-    for write in story.record.history:
+    acts = [write for write in story.history if write.app == LEADER]
+    for write in story.history:
         promoted = write.op == "UPDATE" and (write.before.state, write.after.state) == ("scheduled", "queued")
         if promoted and write.app != LEADER:
             yield f"job {write.job} was promoted by {write.app}", (write,)
@@ -388,6 +405,8 @@ def drain(story: Story) -> Found:
     """When the faults have stopped, everything ends, in bounded time."""
     for left in story.record.left:
         yield f"job {left.id} is still {left.state}", story.rows(left.id)
+    for batch in story.record.left_batches:
+        yield f"batch {batch.token} still holds jobs {batch.ids}", ()
     if story.record.time_to_drain > DRAIN_WITHIN:
         yield f"it took {story.record.time_to_drain:.1f} s until nothing was left", ()
 
@@ -416,7 +435,7 @@ RULES: dict[str, Callable[[Story], Found]] = {
 
 
 def adoptions(record: Record) -> int:
-    return sum(write.adopts for write in record.history)
+    return sum(write.adopts for write in unfold(record))
 
 
 def met_full_disk(record: Record) -> int:
@@ -425,4 +444,4 @@ def met_full_disk(record: Record) -> int:
 
 
 def lost_leases(record: Record) -> int:
-    return sum(write.orphans for write in record.history)
+    return sum(write.orphans for write in unfold(record))

@@ -7,15 +7,16 @@ the ledger, and goes on.
 import random
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import psycopg
 
-from kappa.engine import Client
+from kappa.engine import Client, IllegalTransition, JobState
 from kappa.pg import PgError
 from tests.chaos import artifacts
-from tests.chaos.handlers import Plan
+from tests.chaos.handlers import QUICK, Plan
 from tests.chaos.record import Entry, Fate
 
 KINDS = {
@@ -31,6 +32,11 @@ KINDS = {
 }
 ENDS = {"ok": 86, "raise": 5, "retry": 4, "snooze": 4, "fail": 1}
 EFFECTS = {"both": 25, "inside": 15, "outside": 15, "none": 45}
+QUICK_ENDS = {"ok": 970, "raise": 10, "retry": 8, "snooze": 8, "fail": 4}
+BURST = (150, 300)
+OTHERS = 3
+"""In some bursts so many jobs have effects, or last. A lane that sees one last claims no batch for a while."""
+CANCELLED = 6
 PAUSE = 0.02
 LOOK_AGAIN = 0.2
 
@@ -74,7 +80,8 @@ class Enqueuer(threading.Thread):
 
     def run(self) -> None:
         ways = {
-            self._one: 50, self._many: 16, self._deduplicated: 10, self._ordered: 12, self._undone: 3, self._later: 12
+            self._one: 50, self._many: 16, self._deduplicated: 10, self._ordered: 12, self._undone: 3, self._later: 12,
+            self._burst: 9,
         }  # fmt: skip
         try:
             while not self._ending.is_set():
@@ -150,6 +157,31 @@ class Enqueuer(threading.Thread):
                 _only_a_file(plan)
         at = datetime.now(UTC) + timedelta(seconds=1) if self._random.random() < 0.2 else None
         self._enter(plans, lambda: self._client.enqueue_many(kind, plans, at=at))
+
+    def _burst(self) -> None:
+        """Short jobs, more than their lane has slots. In some bursts a few last; of some a few are cancelled."""
+        plans: list[Plan] = []
+        for _ in range(self._random.randint(*BURST)):
+            self._made += 1
+            ends = [self._pick(QUICK_ENDS) for _ in range(3)]
+            plans.append(Plan(key=f"j{self._made}", ends=ends, seconds=self._random.choice([0, 0, 0.002])))
+        effects, seconds = self._pick({("none", 0): 12, ("inside", 0): 5, ("both", 0): 1, ("none", 0.06): 2})
+        for plan in self._random.sample(plans, OTHERS):
+            plan.effects, plan.seconds = effects, seconds
+        whom = [self._random.random() for _ in range(CANCELLED)] if self._random.random() < 0.5 else []
+        self._enter(plans, lambda: self._client.enqueue_many(QUICK, plans))
+        if whom:
+            self._cancel(whom)
+
+    def _cancel(self, whom: list[float]) -> None:
+        """Of what stands as queued in the quick lane, be it in a batch or not: from the oldest, 0, to the newest, 1."""
+        try:
+            queued = self._client.list_jobs(kinds=[QUICK], states=[JobState.QUEUED], limit=BURST[1])[::-1]
+            for place in whom if queued else []:
+                with suppress(IllegalTransition):  # it has ended meanwhile
+                    self._client.cancel(queued[int(place * place * len(queued))].id)
+        except (psycopg.OperationalError, PgError):
+            self._ending.wait(PAUSE)
 
     def _ordered(self) -> None:
         """In the client's own transaction, together with a row of its own."""

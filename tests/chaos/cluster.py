@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,7 @@ from kappa.pg.embedded import EmbeddedServer
 from tests.chaos import artifacts, handlers, history
 from tests.chaos.artifacts import Disk
 from tests.chaos.proxy import LOOPBACK, Proxy
+from tests.chaos.record import CLIENT
 from tests.chaos.worker import CLOCK
 from tests.ground import eventually
 
@@ -137,7 +139,8 @@ class Cluster:
         return psycopg.connect(self.url, autocommit=True, application_name="chaos harness")
 
     def client(self) -> Client:
-        engine = handlers.declare(self.through("client"), self.lease, self.slots)
+        url = make_conninfo(self.through("client"), options=f"-c chaos.owner={CLIENT}")
+        engine = handlers.declare(url, self.lease, self.slots)
         return engine.client(bounds=Bounds(0, 2, wait=5.0))
 
     def start_server(self) -> None:
@@ -239,6 +242,17 @@ class Cluster:
             return None
         return next((name for name, door in self.proxy.doors.items() if door.has(row[0])), None)
 
+    def holder(self, within: float) -> str | None:
+        """The name of a worker that has just claimed a batch, if one does in time."""
+        pids = {str(worker.process.pid): name for name, worker in self.workers.items()}
+        until = time.monotonic() + within
+        with self.connect() as connection:
+            while time.monotonic() < until:
+                row = connection.execute(HOLDING).fetchone()
+                if row is not None and row[0] in pids:
+                    return pids[row[0]]
+        return None
+
     def where(self) -> str:
         """Where every worker is at this moment, for runs that don't come to an end."""
         return "\n".join(worker.where() for worker in self.workers.values())
@@ -323,6 +337,7 @@ def clock_environment(clock: Path) -> dict[str, str]:
 
 BACKENDS = "SELECT pid FROM pg_stat_activity WHERE application_name LIKE 'kappa%' ORDER BY pid"
 CONNECTIONS = "SELECT application_name, state, query FROM pg_stat_activity WHERE application_name LIKE 'kappa%'"
+HOLDING = "SELECT split_part(owner, ':', 2) FROM kappa.batch_leases ORDER BY token DESC LIMIT 1"
 LEADING = """
     SELECT client_port FROM pg_stat_activity JOIN pg_locks USING (pid)
      WHERE locktype = 'advisory' AND classid = 1262568289 AND objid = 0 AND objsubid = 2 AND granted

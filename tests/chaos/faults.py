@@ -15,13 +15,16 @@ from tests.chaos.cluster import Cluster, WorkerProcess
 
 PAUSE = (0.4, 1.2)
 """Seconds between two faults."""
+HOLDER_WITHIN = 1.5
 FREE_PAGES = artifacts.SIZE // artifacts.PAGE
 DISK_FULL = "disk full"
 WEIGHTS = {
     "kill": 13,
     "kill leader": 6,
+    "kill holder": 6,
     "stop": 10,
     "stop leader": 5,
+    "stop holder": 4,
     "drain": 7,
     "cut": 16,
     "cut all": 3,
@@ -98,12 +101,12 @@ class Faults:
         cluster, proxy = self._cluster, self._cluster.proxy
         longer_than_lease = cluster.lease * (1.3 + size)
         match sort:
-            case "kill" | "kill leader":
-                who = self._leader_or(who, sort)
+            case "kill" | "kill leader" | "kill holder":
+                who = self._whom(who, sort)
                 self._kill(who)
                 return who
-            case "stop" | "stop leader":
-                who = self._leader_or(who, sort)
+            case "stop" | "stop leader" | "stop holder":
+                who = self._whom(who, sort)
                 worker = self._replace_if_gone(who)
                 worker.signal(signal.SIGSTOP)
                 self._later(longer_than_lease, f"{who} continues", lambda: worker.signal(signal.SIGCONT))
@@ -151,8 +154,13 @@ class Faults:
                 cluster.kill_backend(size)
                 return "one backend"
 
-    def _leader_or(self, who: str, sort: str) -> str:
-        return (self._cluster.leader() or who) if sort.endswith("leader") else who
+    def _whom(self, who: str, sort: str) -> str:
+        """The leader, or who holds a batch. Where there is none, whom the seed says."""
+        if sort.endswith("leader"):
+            return self._cluster.leader() or who
+        if sort.endswith("holder"):
+            return self._cluster.holder(HOLDER_WITHIN) or who
+        return who
 
     def _kill(self, who: str) -> None:
         worker = self._replace_if_gone(who)

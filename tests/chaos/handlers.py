@@ -33,7 +33,7 @@ GATES = 4243
 
 INSERT = "INSERT INTO chaos_effects (job, attempt, sort) VALUES (%s, %s, %s)"
 
-ASYNC, THREADS, PROCESSES = "loop", "threads", "processes"
+ASYNC, THREADS, PROCESSES, QUICK = "loop", "threads", "processes", "quick"
 KINDS = {
     "loop_once": (ASYNC, 1),
     "loop_again": (ASYNC, 3),
@@ -45,8 +45,9 @@ KINDS = {
     artifacts.KIND: (THREADS, 5),
     "process_once": (PROCESSES, 1),
     "process_again": (PROCESSES, 3),
+    QUICK: (QUICK, 4),
 }
-SLOTS = {ASYNC: 32, THREADS: 8, PROCESSES: 2}
+SLOTS = {ASYNC: 32, THREADS: 8, PROCESSES: 2, QUICK: 64}
 
 _own = threading.local()
 
@@ -69,7 +70,7 @@ class Plan(BaseModel):
 def declare(database: Database | str, lease: float, slots: dict[str, int] | None = None) -> Engine:
     """An engine with the lanes and handlers of a run."""
     engine = Engine(database)
-    executors = {ASYNC: Executor.ASYNC, THREADS: Executor.THREAD, PROCESSES: Executor.PROCESS}
+    executors = {ASYNC: Executor.ASYNC, THREADS: Executor.THREAD, PROCESSES: Executor.PROCESS, QUICK: Executor.ASYNC}
     for lane, most in (slots or SLOTS).items():
         kinds = tuple(kind for kind, (home, _) in KINDS.items() if home == lane)
         engine.lane(
@@ -85,7 +86,8 @@ def declare(database: Database | str, lease: float, slots: dict[str, int] | None
 
 def _function(kind: str) -> Any:
     named = {
-        "loop_parent": parent_on_loop, "tick": on_loop, "thread_parent": parent_in_thread, artifacts.KIND: artifact
+        "loop_parent": parent_on_loop, "tick": on_loop, QUICK: on_loop, "thread_parent": parent_in_thread,
+        artifacts.KIND: artifact,
     }  # fmt: skip
     return named.get(kind, on_loop if kind.startswith("loop") else in_thread)
 

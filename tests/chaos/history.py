@@ -8,17 +8,19 @@ import psycopg
 from kappa.pg import queries
 from tests.chaos import artifacts
 from tests.chaos.artifacts import Disk
-from tests.chaos.record import Effect, Ended, Fire, LaneEdit, Left, Live, Record, Write
+from tests.chaos.record import BatchWrite, Effect, Ended, Fire, LaneEdit, Left, LeftBatch, Live, Record, Write
 
 sql = queries.beside(__file__)
 INSTALL = sql["install"]
 READ_HISTORY = sql["read_history"]
+READ_BATCHES = sql["read_batches"]
 READ_LANES = sql["read_lanes"]
 READ_SCHEDULES = sql["read_schedules"]
 READ_EFFECTS = sql["read_effects"]
 READ_ORDERS = sql["read_orders"]
 READ_ENDED = sql["read_ended"]
 READ_LEFT = sql["read_left"]
+READ_LEFT_BATCHES = sql["read_left_batches"]
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
@@ -31,12 +33,14 @@ def read(connection: Connection, disk: Disk) -> Record:
     """Everything that the database and the disk know of the run; the ledger is the client's."""
     return Record(
         history=[_write(row) for row in connection.execute(READ_HISTORY.sql)],
+        batches=[_batch(row) for row in connection.execute(READ_BATCHES.sql)],
         lanes=[LaneEdit(*row) for row in connection.execute(READ_LANES.sql)],
         fires=[Fire(*row) for row in connection.execute(READ_SCHEDULES.sql)],
         effects=[Effect(*row) for row in connection.execute(READ_EFFECTS.sql)],
         orders={row[0] for row in connection.execute(READ_ORDERS.sql)},
         ended=[Ended(*row) for row in connection.execute(READ_ENDED.sql)],
         left=[Left(*row) for row in connection.execute(READ_LEFT.sql)],
+        left_batches=[LeftBatch(*row) for row in connection.execute(READ_LEFT_BATCHES.sql)],
         artifacts=artifacts.read(disk.artifacts),
     )
 
@@ -64,6 +68,14 @@ def _write(row: tuple[Any, ...]) -> Write:
     return Write(
         seq, at, begun, committed, xid, op, job, lane, kind, _live(old), _live(new), app, writer, leads,
         (backend, backend_start) if backend_start else None, tuple(passed or ()),
+    )  # fmt: skip
+
+
+def _batch(row: tuple[Any, ...]) -> BatchWrite:
+    old, new, app, writer, leads, backend, backend_start, passed = row[10:]
+    return BatchWrite(
+        *row[:10], old=tuple(old or ()), new=tuple(new or ()), app=app, writer=writer, leads=leads,
+        session=(backend, backend_start) if backend_start else None, passed=tuple(passed or ()),
     )  # fmt: skip
 
 

@@ -21,6 +21,26 @@ CREATE TABLE chaos_history (
     new           jsonb
 );
 
+CREATE TABLE chaos_batches (
+    seq           bigint      PRIMARY KEY DEFAULT nextval('chaos_history_seq_seq'),
+    at            timestamptz NOT NULL DEFAULT clock_timestamp(),
+    begun         timestamptz NOT NULL DEFAULT now(),
+    xid           xid8        NOT NULL DEFAULT pg_current_xact_id(),
+    backend       int         NOT NULL DEFAULT pg_backend_pid(),
+    backend_start timestamptz,
+    app           text        NOT NULL DEFAULT current_setting('application_name'),
+    writer        text        DEFAULT nullif(current_setting('chaos.owner', true), ''),
+    leads         boolean,
+    passed        bigint[],
+    op            text        NOT NULL,
+    token         bigint      NOT NULL,
+    lane          text        NOT NULL,
+    owner         text        NOT NULL,
+    until         timestamptz NOT NULL,
+    old           bigint[],
+    new           bigint[]
+);
+
 CREATE TABLE chaos_lanes (
     seq       bigserial   PRIMARY KEY,
     xid       xid8        NOT NULL DEFAULT pg_current_xact_id(),
@@ -87,6 +107,22 @@ BEGIN
     RETURN NULL;
 END $$;
 
+CREATE FUNCTION chaos_note_batch() RETURNS trigger LANGUAGE plpgsql AS $$
+DECLARE
+    leader boolean := current_setting('application_name') = 'kappa leader';
+    row record;
+BEGIN
+    row := CASE WHEN TG_OP = 'DELETE' THEN OLD ELSE NEW END;
+    INSERT INTO chaos_batches (op, token, lane, owner, until, old, new, passed, leads, backend_start)
+    VALUES (
+        TG_OP, row.token, row.lane, row.owner, row.lease_until,
+        CASE WHEN TG_OP <> 'INSERT' THEN OLD.ids END, CASE WHEN TG_OP <> 'DELETE' THEN NEW.ids END,
+        CASE WHEN TG_OP = 'INSERT' THEN chaos_adoptable(row.lane) END,
+        CASE WHEN leader THEN chaos_leads() END,
+        CASE WHEN leader THEN (SELECT backend_start FROM pg_stat_get_activity(pg_backend_pid())) END);
+    RETURN NULL;
+END $$;
+
 CREATE FUNCTION chaos_note_end() RETURNS trigger LANGUAGE plpgsql AS $$
 DECLARE
     row record;
@@ -114,6 +150,8 @@ END $$;
 
 CREATE TRIGGER chaos_note AFTER INSERT OR UPDATE OR DELETE ON kappa.jobs
     FOR EACH ROW EXECUTE FUNCTION chaos_note();
+CREATE TRIGGER chaos_note_batch AFTER INSERT OR UPDATE OR DELETE ON kappa.batch_leases
+    FOR EACH ROW EXECUTE FUNCTION chaos_note_batch();
 CREATE TRIGGER chaos_note_end AFTER INSERT OR UPDATE OR DELETE ON kappa.finished_jobs
     FOR EACH ROW EXECUTE FUNCTION chaos_note_end();
 CREATE TRIGGER chaos_note_lane AFTER INSERT OR UPDATE ON kappa.lanes
@@ -126,6 +164,11 @@ INSERT INTO chaos_lanes (name, max_slots, enabled) SELECT name, max_slots, enabl
 SELECT seq, at, begun, pg_xact_commit_timestamp(xid::xid), xid::text::bigint, backend, backend_start, app, writer, leads,
        op, job, lane, kind, old, new, passed
   FROM chaos_history ORDER BY seq;
+
+-- name: read_batches
+SELECT seq, at, begun, pg_xact_commit_timestamp(xid::xid), xid::text::bigint, op, token, lane, owner, until, old, new, app,
+       writer, leads, backend, backend_start, passed
+  FROM chaos_batches ORDER BY seq;
 
 -- name: read_lanes
 SELECT pg_xact_commit_timestamp(xid::xid), name, max_slots, enabled FROM chaos_lanes ORDER BY seq;
@@ -144,6 +187,9 @@ SELECT key FROM chaos_orders;
 SELECT id, kind, state::text, attempt, max_attempts, payload ->> 'key', parent_id, spawn_key, submitted_by, dedup_key,
        payload ->> 'effects', concat_ws(E'\n', error_summary, error_detail)
   FROM kappa.finished_jobs ORDER BY id;
+
+-- name: read_left_batches
+SELECT token, ids FROM kappa.batch_leases ORDER BY token;
 
 -- name: read_left
 SELECT id, state::text, payload ->> 'key' FROM kappa.jobs ORDER BY id;

@@ -10,6 +10,9 @@ from typing import NamedTuple
 
 from tests.chaos.artifacts import Artifact
 
+CLIENT = "client"
+"""Whose writes those of the client are."""
+
 
 class Live(NamedTuple):
     """A row of `kappa.jobs` before or after a write, as far as rules speak of it."""
@@ -52,6 +55,8 @@ class Write:
     session: tuple[int, datetime] | None = None
     passed: tuple[int, ...] = ()
     """For a claim: orphans of the lane that could have been adopted when it was done."""
+    batch: bool = False
+    """What was written is the lease that the job shares with its batch; its own row stayed as it was."""
 
     @property
     def claims(self) -> bool:
@@ -67,10 +72,12 @@ class Write:
 
     @property
     def orphans(self) -> bool:
-        """A lease is cleared and the job still counts as running: reaped, or released by its owner."""
-        return (
-            self.op == "UPDATE" and bool(self.before.token) and not self.after.token and self.after.state == "running"
-        )
+        """A lease is cleared and the job still counts as running: reaped, or released by its owner.
+
+        Also when its batch was reaped while somebody, about to cancel it, had a lock on its row.
+        """
+        cleared = self.op == "UPDATE" and bool(self.before.token) and not self.after.token
+        return cleared and (self.after.state == "running" or self.batch)
 
     @property
     def renews(self) -> bool:
@@ -98,11 +105,35 @@ class Write:
             waiting = " waiting" if live.waiting else ""
             return f"{live.state} {live.attempt}/{live.max_attempts}{' begun' if live.started else ''}{waiting}{lease}"
 
+        op = "BATCH" if self.batch else self.op
         return (
-            f"{self.seq:>7} {self.at:%T.%f} committed {self.committed:%T.%f} xid {self.xid} {self.op:<6} "
+            f"{self.seq:>7} {self.at:%T.%f} committed {self.committed:%T.%f} xid {self.xid} {op:<6} "
             f"job {self.job} ({self.kind}, {self.lane}) {show(self.old)} → {show(self.new)} "
             f"by {self.writer or 'unknown'} ({self.app}{'' if self.leads is None else f', leads {self.leads}'})"
         )
+
+
+@dataclass(frozen=True, slots=True)
+class BatchWrite:
+    """One write of a row of `kappa.batch_leases`: which jobs it held before and after."""
+
+    seq: int
+    at: datetime
+    begun: datetime
+    committed: datetime
+    xid: int
+    op: str
+    token: int
+    lane: str
+    owner: str
+    until: datetime
+    old: tuple[int, ...] = ()
+    new: tuple[int, ...] = ()
+    app: str = "kappa queue"
+    writer: str | None = None
+    leads: bool | None = None
+    session: tuple[int, datetime] | None = None
+    passed: tuple[int, ...] = ()
 
 
 class LaneEdit(NamedTuple):
@@ -158,6 +189,13 @@ class Left(NamedTuple):
     key: str | None = None
 
 
+class LeftBatch(NamedTuple):
+    """A row of `kappa.batch_leases` when the run was over."""
+
+    token: int
+    ids: list[int]
+
+
 class Fate(StrEnum):
     """What the client knows of something that it enqueued."""
 
@@ -188,12 +226,14 @@ class Record:
 
     ledger: list[Entry] = field(default_factory=list)
     history: list[Write] = field(default_factory=list)
+    batches: list[BatchWrite] = field(default_factory=list)
     lanes: list[LaneEdit] = field(default_factory=list)
     fires: list[Fire] = field(default_factory=list)
     effects: list[Effect] = field(default_factory=list)
     orders: set[str] = field(default_factory=set)
     ended: list[Ended] = field(default_factory=list)
     left: list[Left] = field(default_factory=list)
+    left_batches: list[LeftBatch] = field(default_factory=list)
     artifacts: list[Artifact] = field(default_factory=list[Artifact])
     leaks: list[str] = field(default_factory=list)
     time_to_drain: float = 0.0

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import psycopg
 
 from kappa.engine import Schedule
-from tests.chaos import artifacts, history
+from tests.chaos import artifacts, batches, history
 from tests.chaos.checker import DRAIN_WITHIN, RULES, Violation, adoptions, check, lost_leases, met_full_disk
 from tests.chaos.client import Enqueuer
 from tests.chaos.cluster import Cluster
@@ -18,9 +18,9 @@ from tests.chaos.handlers import Plan
 from tests.chaos.record import Record
 
 WORKERS = 3
-BACKLOG = 400
+BACKLOG = 500
 """How many live jobs the client sees before it waits: enough that no fault comes to an idle cluster."""
-LEFT = "SELECT count(*) FROM kappa.jobs"
+LEFT = "SELECT (SELECT count(*) FROM kappa.jobs) + (SELECT count(*) FROM kappa.batch_leases)"
 NOT_FIRED = "SELECT count(*) FROM kappa.schedules WHERE enabled AND (next_at IS NULL OR next_at <= now())"
 STUCK = """
     SELECT application_name, query FROM pg_stat_activity
@@ -41,6 +41,7 @@ class Report:
     faults: Counter[str]
     adoptions: int
     lost_leases: int
+    batches: batches.Figures
     fires: int
     history: int
     artifacts: Counter[str]
@@ -61,6 +62,7 @@ class Report:
         return (
             f"seed {self.seed}: {rules}; {self.jobs} jobs ({states}; ledger: {fates}; cron {self.fires}), "
             f"{self.faults.total()} faults ({sorts}), {self.adoptions} adoptions, {self.lost_leases} lost leases, "
+            f"{self.batches}, "
             f"artifacts: {kept} (disk full met by {self.met_full_disk}), "
             f"{self.history} writes judged, drained in {self.time_to_drain:.1f} s, {self.seconds:.0f} s in all"
             + (f"; {self.not_tested}" if self.not_tested else "")
@@ -157,8 +159,9 @@ def summarise(
         faults=faults,
         adoptions=adoptions(record),
         lost_leases=lost_leases(record),
+        batches=batches.figures(record),
         fires=sum(fire.due is not None for fire in record.fires),
-        history=len(record.history),
+        history=len(record.history) + len(record.batches),
         artifacts=Counter(ended.state for ended in record.ended if ended.kind == artifacts.KIND),
         met_full_disk=met_full_disk(record),
         time_to_drain=record.time_to_drain,

@@ -22,6 +22,18 @@ def adopt_last(connection: Connection) -> None:
     _replace(connection, "claim", adopted, f"{orphan} AND NOT EXISTS ({queued})")
 
 
+def claim_what_batches_hold(connection: Connection) -> None:
+    """A claim doesn't leave out what a batch holds."""
+    _replace(connection, "claim", r"\s+AND q\.id NOT IN \(SELECT unnest\(held\)\)", "")
+
+
+def settle_what_left_its_batch(connection: Connection) -> None:
+    """Whoever had a queued job in a batch once may settle it, whether it is still there or not."""
+    for name in ("settle_succeeded", "settle", "put_back"):
+        pair = r"\(j\.state = 'queued' AND .*?AS h \(id, token\)\)\)"
+        _replace(connection, name, f"(?s){pair}", "j.state = 'queued'")
+
+
 def _replace(connection: Connection, function: str, pattern: str, text: str) -> None:
     row = connection.execute("SELECT pg_get_functiondef(%s::regproc)", [f"kappa.{function}"]).fetchone()
     assert row is not None

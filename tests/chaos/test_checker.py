@@ -9,7 +9,21 @@ import pytest
 
 from tests.chaos.artifacts import KIND, Artifact, content
 from tests.chaos.checker import RULES, check
-from tests.chaos.record import Effect, Ended, Entry, Fate, Fire, LaneEdit, Left, Live, Record, Write
+from tests.chaos.record import (
+    CLIENT,
+    BatchWrite,
+    Effect,
+    Ended,
+    Entry,
+    Fate,
+    Fire,
+    LaneEdit,
+    Left,
+    LeftBatch,
+    Live,
+    Record,
+    Write,
+)
 
 BEGIN = datetime(2026, 1, 1, 12, tzinfo=UTC)
 LEASE = timedelta(seconds=2)
@@ -25,11 +39,12 @@ class Book:
         self.record = Record(lanes=[LaneEdit(BEGIN, "lane", 1, True)])
         self.now = BEGIN
         self.live: dict[int, Live] = {}
+        self.batches: dict[int, BatchWrite] = {}
 
     def write(self, job: int, new: Live | None, *, op: str | None = None, **facts: Any) -> Write:
         old = self.live.get(job)
         self.now += STEP
-        seq = len(self.record.history) + 1
+        seq = self._next_seq()
         kept: dict[str, Any] = {"begun": self.now, "committed": self.now, "xid": seq, "writer": "a", **facts}
         op = op or ("INSERT" if old is None else "DELETE" if new is None else "UPDATE")
         write = Write(seq=seq, at=self.now, op=op, job=job, lane="lane", old=old, new=new, **kept)
@@ -39,6 +54,37 @@ class Book:
         else:
             self.live[job] = new
         return write
+
+    def _next_seq(self) -> int:
+        return 2 * (len(self.record.history) + len(self.record.batches)) + 1
+
+    def batch(self, token: int, *jobs: int, owner: str = "a", **facts: Any) -> BatchWrite:
+        """One lease for all of them."""
+        self.now += STEP
+        until = facts.pop("until", self.now + LEASE)
+        seq = self._next_seq()
+        kept: dict[str, Any] = {"begun": self.now, "committed": self.now, "xid": seq, "writer": owner, **facts}
+        batch = BatchWrite(
+            seq, self.now, op="INSERT", token=token, lane="lane", owner=owner, until=until, new=jobs, **kept
+        )
+        self.record.batches.append(batch)
+        self.batches[token] = batch
+        return batch
+
+    def leave(self, token: int, *jobs: int, **facts: Any) -> dict[str, Any]:
+        """They are no longer the batch's affair; what else the transaction did is to be written with these facts."""
+        was = self.batches[token]
+        left = tuple(job for job in was.new if job not in jobs)
+        seq = self._next_seq()
+        now = self.now + STEP
+        kept: dict[str, Any] = {"begun": now, "committed": now, "xid": seq, "writer": was.owner, **facts}
+        op = "UPDATE" if left else "DELETE"
+        self.batches[token] = replace(was, seq=seq, at=now, op=op, old=was.new, new=left, **kept)
+        self.record.batches.append(self.batches[token])
+        return kept
+
+    def end_in_batch(self, job: int, token: int, **facts: Any) -> None:
+        self.end(job, facts=self.leave(token, job, **facts))
 
     def change(self, job: int, *, facts: dict[str, Any] | None = None, **columns: Any) -> Write:
         return self.write(job, self.live[job]._replace(**columns), **(facts or {}))
@@ -76,10 +122,11 @@ class Book:
         writer: str | None = None,
         kind: str = "kind",
         error: str | None = None,
+        facts: dict[str, Any] | None = None,
     ) -> None:
         live = self.live[job]
         attempt = live.attempt + (not live.started)
-        done = self.write(job, None, writer=writer or live.owner)
+        done = self.write(job, None, **(facts or {"writer": writer or live.owner}))
         ended = Live(state, attempt=attempt, max_attempts=live.max_attempts)
         self.record.history.append(replace(done, seq=done.seq + 1, op="END", old=None, new=ended))
         made = Ended(job, kind, state, attempt, live.max_attempts, f"j{job}", effects=effects, error=error)
@@ -140,9 +187,42 @@ def lost_and_found() -> Book:
     book.enqueue(22, max_attempts=1)
     book.claim(22, 24)
     book.end(22, "failed", effects="none", kind=KIND, error=FULL)
+    in_batches(book)
     book.fire(11, BEGIN, None)
     book.fire(12, BEGIN + timedelta(seconds=15), BEGIN + timedelta(seconds=5))
     return book
+
+
+def in_batches(book: Book) -> None:
+    """Of a batch of six, 31 ends well and 32 is put back. 33 lasts, 34 is cancelled while it runs, so they get rows.
+
+    The others are reaped: 35 is adopted; 36, of whose row somebody had a lock, is cancelled by him.
+    """
+    book.record.lanes = [LaneEdit(BEGIN, "lane", 6, True)]
+    for job in range(31, 37):
+        book.enqueue(job)
+    book.batch(31, 31, 32, 33, 34, 35, 36, until=book.now + 10 * STEP)
+    lease = {"state": "running", "token": 31, "owner": "a", "until": book.batches[31].until}
+    book.end_in_batch(31, 31)
+    book.change(32, state="queued", attempt=1, facts=book.leave(31, 32))
+    book.change(33, **lease, facts=book.leave(31, 33))
+    book.change(34, **lease, facts={"writer": CLIENT})
+    book.change(34, facts={"writer": CLIENT})
+    book.end(33)
+    book.end(34, "cancelled", facts=book.leave(31, 34))
+    book.now += 10 * STEP
+    book.change(35, state="running", facts=book.leave(31, 35, 36, **LEADER))
+    cancel(book, 36)
+    adopt(book, 35, 32)
+    book.put_back(35, state="queued")
+    book.batch(33, 32, 35, owner="b")
+    for job in (32, 35):
+        book.end_in_batch(job, 33)
+    book.record.lanes.append(LaneEdit(book.now, "lane", 1, True))
+
+
+def cancel(book: Book, job: int) -> None:
+    book.end(job, "cancelled", facts={"writer": CLIENT})
 
 
 def adopt(book: Book, job: int, token: int, owner: str = "b") -> None:
@@ -242,6 +322,52 @@ def failure_that_no_disk_explains(book: Book) -> None:
     book.record.ended = [ended._replace(error=None) if ended.id == 22 else ended for ended in book.record.ended]
 
 
+def in_two_batches(book: Book) -> None:
+    book.enqueue(3)
+    book.batch(41, 3)
+    book.batch(42, 3)
+    book.end_in_batch(3, 42)
+
+
+def in_a_batch_while_its_row_has_a_lease(book: Book) -> None:
+    book.enqueue(3)
+    book.claim(3, 41)
+    book.batch(42, 3)
+    book.end(3)
+
+
+def in_a_batch_while_it_waits_to_be_adopted(book: Book) -> None:
+    book.enqueue(3)
+    book.claim(3, 41)
+    book.reap(3)
+    book.batch(42, 3)
+    adopt(book, 3, 43)
+    book.end(3)
+
+
+def claimed_though_a_batch_holds_it(book: Book) -> None:
+    book.enqueue(3)
+    book.batch(41, 3)
+    book.claim(3, 42)
+    book.end(3)
+
+
+def batch_reaped_too_early(book: Book) -> None:
+    book.enqueue(3)
+    book.batch(41, 3)
+    book.change(3, state="running", facts=book.leave(41, 3, **LEADER))
+    adopt(book, 3, 42)
+    book.end(3)
+
+
+def written_down_after_it_left_its_batch(book: Book) -> None:
+    book.enqueue(3)
+    book.batch(41, 3)
+    book.change(3, state="queued", facts=book.leave(41, 3))
+    book.change(3, state="running", token=41, owner="a", until=book.now + LEASE)
+    book.end(3)
+
+
 def lease_over_a_lease(book: Book) -> None:
     book.enqueue(3)
     book.claim(3, 7)
@@ -279,6 +405,39 @@ def settled_by_somebody_behind_the_pooler(book: Book) -> None:
     book.record.ended.append(Ended(3, "kind", "failed", 1, 3, "j3"))
 
 
+def settled_in_no_batch(book: Book) -> None:
+    book.enqueue(3)
+    book.batch(41, 3)
+    book.change(3, state="queued", facts=book.leave(41, 3))
+    book.end(3, writer="a")
+
+
+def settled_in_a_batch_of_another(book: Book) -> None:
+    book.enqueue(3)
+    book.batch(41, 3, owner="b")
+    book.end_in_batch(3, 41, writer="a")
+
+
+def settled_by_its_owner_with_another_token(book: Book) -> None:
+    book.enqueue(3)
+    book.batch(41, 3)
+    book.end(3, writer="a")
+
+
+def put_back_in_no_batch(book: Book) -> None:
+    book.enqueue(3)
+    book.put_back(3, "a")
+    book.promote(3)
+    book.claim(3, 41)
+    book.end(3)
+
+
+def cancelled_while_a_batch_held_it(book: Book) -> None:
+    book.enqueue(3)
+    book.batch(41, 3)
+    cancel(book, 3)
+
+
 def attempt_skipped(book: Book) -> None:
     book.enqueue(3)
     book.claim(3, 7)
@@ -305,7 +464,7 @@ def adopted_as_another_attempt(book: Book) -> None:
 
 
 def queued_before_orphans(book: Book) -> None:
-    book.record.lanes.append(LaneEdit(BEGIN, "lane", 2, True))
+    book.record.lanes.append(LaneEdit(book.now, "lane", 2, True))
     for job in (3, 4, 5):
         book.enqueue(job)
     book.claim(3, 7)
@@ -316,6 +475,36 @@ def queued_before_orphans(book: Book) -> None:
         book.end(job)
     adopt(book, 3, 19)
     book.end(3)
+
+
+def batch_before_orphans(book: Book) -> None:
+    book.record.lanes.append(LaneEdit(book.now, "lane", 2, True))
+    for job in (3, 4, 5):
+        book.enqueue(job)
+    book.claim(3, 7)
+    book.reap(3)
+    for job in (4, 5):
+        book.batch(job + 40, job, passed=(3,))
+        book.end_in_batch(job, job + 40)
+    adopt(book, 3, 49)
+    book.end(3)
+
+
+def batch_of_more_than_slots(book: Book) -> None:
+    book.enqueue(3)
+    book.enqueue(4)
+    book.batch(41, 3, 4)
+    for job in (3, 4):
+        book.end_in_batch(job, 41)
+
+
+def batch_beside_a_row_in_one_slot(book: Book) -> None:
+    book.enqueue(3)
+    book.enqueue(4)
+    book.batch(41, 3)
+    book.claim(4, 42)
+    book.end_in_batch(3, 41)
+    book.end(4)
 
 
 def more_than_slots(book: Book) -> None:
@@ -367,6 +556,10 @@ def left_behind(book: Book) -> None:
     book.record.left.append(Left(3, "queued", "j3"))
 
 
+def batch_left_behind(book: Book) -> None:
+    book.record.left_batches.append(LeftBatch(41, [3]))
+
+
 def drained_too_late(book: Book) -> None:
     book.record.time_to_drain = 1e6
 
@@ -396,15 +589,29 @@ BREACHES: list[tuple[str, Callable[[Book], None]]] = [
     ("artifacts", temporary_file_of_an_attempt_that_was_not_lost),
     ("artifacts", second_temporary_file_of_an_attempt_that_was_lost_once),
     ("artifacts", failure_that_no_disk_explains),
+    ("leases", in_two_batches),
+    ("leases", in_a_batch_while_its_row_has_a_lease),
+    ("leases", in_a_batch_while_it_waits_to_be_adopted),
+    ("leases", claimed_though_a_batch_holds_it),
+    ("leases", batch_reaped_too_early),
+    ("leases", written_down_after_it_left_its_batch),
     ("leases", lease_over_a_lease),
     ("leases", reaped_too_early),
     ("leases", old_token_again),
     ("fencing", settled_by_a_stale_owner),
     ("fencing", settled_by_somebody_behind_the_pooler),
+    ("fencing", settled_in_no_batch),
+    ("fencing", settled_in_a_batch_of_another),
+    ("fencing", settled_by_its_owner_with_another_token),
+    ("fencing", put_back_in_no_batch),
+    ("fencing", cancelled_while_a_batch_held_it),
     ("attempts", attempt_skipped),
     ("attempts", more_attempts_than_allowed),
     ("attempts", adopted_as_another_attempt),
     ("adoption", queued_before_orphans),
+    ("adoption", batch_before_orphans),
+    ("slots", batch_of_more_than_slots),
+    ("slots", batch_beside_a_row_in_one_slot),
     ("slots", more_than_slots),
     ("slots", claimed_while_draining),
     ("cron", fired_twice),
@@ -413,6 +620,7 @@ BREACHES: list[tuple[str, Callable[[Book], None]]] = [
     ("leader", leads_without_the_lock),
     ("leader", two_leaders_in_turns),
     ("drain", left_behind),
+    ("drain", batch_left_behind),
     ("drain", drained_too_late),
     ("leaks", leaked),
 ]

@@ -34,6 +34,8 @@ from tests.chaos import handlers
 NO_LOCK = "CHAOS_NO_LEADER_LOCK"
 FOLLOW = "CHAOS_FOLLOW"
 CLOCK = "CHAOS_CLOCK"
+MARK_AFTER = "CHAOS_MARK_AFTER"
+"""Test-only, in the environment: seconds for which a job of a batch may last before its row says that it runs."""
 REAP_EVERY = 0.5
 GRACE = timedelta(seconds=2)
 LAST_THREADS = 5.0
@@ -87,7 +89,10 @@ def main(url: str, direct_url: str, lease: str) -> int:
 
     async def work() -> None:
         lead = not os.environ.get(FOLLOW)
-        worker = engine.worker(WorkerConfig(lead=lead, grace=GRACE, lead_every=timedelta(seconds=0.3)))
+        config = WorkerConfig(lead=lead, grace=GRACE, lead_every=timedelta(seconds=0.3))
+        if seconds := os.environ.get(MARK_AFTER):
+            config = replace(config, start_mark_after=timedelta(seconds=float(seconds)))
+        worker = engine.worker(config)
         if url == direct_url:
             os.environ["PGOPTIONS"] = f"-c chaos.owner={worker.owner}"
         loop = asyncio.get_running_loop()

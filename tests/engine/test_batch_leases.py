@@ -265,6 +265,39 @@ def test_the_reaper_passes_by_a_batch_that_is_being_settled(url: str, connection
     assert reap(connection) == 2
 
 
+def test_what_was_written_down_is_reaped_together_with_its_batch(connection: Connection) -> None:
+    job, _ = batch_of(connection, 2)
+    cut_off_while_cancelling(connection, job)
+    assert reap(connection) == 2
+    assert batches(connection) == []
+    assert row(connection, job.id, "state", "lease_owner", "lease_token", "claims") == ("running", None, None, 1)
+
+
+def test_while_the_reaper_passes_a_batch_by_nobody_else_gets_what_was_written_down(
+    url: str, connection: Connection
+) -> None:
+    stale, settled = batch_of(connection, 2)
+    cut_off_while_cancelling(connection, stale)
+    with psycopg.connect(url) as owner:
+        run(owner, jobs.settle_succeeded(held(settled)))
+        reap(connection)
+        owner.commit()
+    assert batches(connection) == [{stale.id}]
+    # Adopted and put back now, it would be queued, and the pair in the old batch would settle it.
+    assert take(connection, owner="two") == []
+    assert reap(connection) == 1
+    (adopted,) = take(connection, owner="two")
+    run(connection, jobs.put_back([PutBack(adopted.id, adopted.token, started=False)]))
+    for verb, write in every_write_of_an_owner(stale.id, stale.token).items():
+        assert not run(connection, write), verb
+
+
+def cut_off_while_cancelling(connection: Connection, job: Claimed) -> None:
+    """Its lease was written down, and nobody came to ask it to stop."""
+    assert not run(connection, jobs.cancel_before_start(job.id, [JobState.QUEUED], "enough"))
+    assert row(connection, job.id, "state", "lease_token") == ("running", job.token)
+
+
 def test_a_settlement_that_meets_the_reaper_is_refused(url: str, connection: Connection) -> None:
     claimed = batch_of(connection)
     with psycopg.connect(url) as reaper:
@@ -339,10 +372,12 @@ def loop_lane(engine: Engine) -> None:
 async def test_a_busy_lane_claims_batches_and_a_quiet_one_rows(engine: Engine, client: Client, site: Site) -> None:
     gate = asyncio.Event()
     began: list[int] = []
+    light: list[bool] = []
 
     @engine.job("step", idempotent=True)
     async def step(ctx: AsyncJobContext, wait: bool) -> None:
         if wait:
+            light.append(ctx._running.claimed.light)
             began.append(ctx.job_id)
             await gate.wait()
 
@@ -350,7 +385,7 @@ async def test_a_busy_lane_claims_batches_and_a_quiet_one_rows(engine: Engine, c
     client.enqueue_many("step", [False] * SLOTS + [True] * SLOTS)
     async with working(engine, QUICK):
         await seen(lambda: len(began) == SLOTS)
-        assert site.rows("SELECT sum(cardinality(ids)) FROM kappa.batch_leases") == [SLOTS]
+        assert light == [True] * SLOTS  # as claimed: a worker that begins to listen renews, and writes leases down
         assert {client.show(job).state for job in began} == {JobState.RUNNING}
         gate.set()
         await seen(lambda: site.rows("SELECT count(*) FROM kappa.finished_jobs") == [2 * SLOTS])
@@ -358,7 +393,7 @@ async def test_a_busy_lane_claims_batches_and_a_quiet_one_rows(engine: Engine, c
         began.clear()
         client.enqueue("step", True)
         await seen(lambda: began)
-        assert site.rows("SELECT count(*) FROM kappa.jobs WHERE state = 'running'") == [1]
+        assert light[SLOTS:] == [False]
         gate.set()
     assert site.rows("SELECT count(*) FROM kappa.batch_leases") == [0]
 
@@ -396,7 +431,7 @@ async def test_a_job_of_a_batch_can_do_all_that_any_other_can(engine: Engine, cl
 
     @engine.job("step", idempotent=True)
     async def step(ctx: AsyncJobContext, what: str) -> Any:
-        light.append(ctx._running.light)
+        light.append(ctx._running.claimed.light)
         match what:
             case "checkpoint":
                 await ctx.checkpoint({"at": 3})

@@ -5,7 +5,7 @@ SELECT pg_try_advisory_lock(1262568289, 0);
 SELECT pg_advisory_unlock(1262568289, 0);
 
 -- name: reap
--- Leases that ran out are cleared; the state stays running and the next claim adopts.
+-- Leases that ran out are cleared; the state stays running and the next claim adopts. What a batch holds is left to it.
 WITH orphaned AS (
     UPDATE kappa.jobs AS j
        SET lease_owner = NULL, lease_token = NULL, lease_until = NULL,
@@ -14,7 +14,8 @@ WITH orphaned AS (
                SELECT r.ctid FROM kappa.jobs AS r
                 WHERE r.state = 'running' AND r.lease_token IS NOT NULL
                   AND r.lease_until <= coalesce(%(now)s::timestamptz, now())
-                LIMIT %(limit)s::int FOR UPDATE SKIP LOCKED))
+                  AND NOT EXISTS (SELECT FROM kappa.batch_leases AS b WHERE b.token = r.lease_token AND r.id = ANY (b.ids))
+                LIMIT %(limit)s::int FOR UPDATE OF r SKIP LOCKED))
        AND j.lease_until <= coalesce(%(now)s::timestamptz, now())
     RETURNING j.id, j.lane
 ), all_of_them AS (

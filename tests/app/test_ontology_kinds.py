@@ -10,9 +10,11 @@ import pytest
 
 from kappa.app.kinds import ontologies
 from kappa.engine import Client, Engine, Job, JobState, WorkerConfig
+from kappa.engine.store import jobs
 from kappa.engine.testing import Heard, working
 from kappa.graph import Budget, Graph, GraphConfig, NewConcept
 from kappa.graph.store import proposals
+from kappa.pg.ops import run
 from kappa.pg.queries import Row
 from tests.app.restoring import DoomedWorker
 from tests.app.test_kinds import Interrupted
@@ -148,15 +150,11 @@ def test_no_ingestion_is_claimed_between_the_look_and_the_commit(
     engine: Engine, client: Client, graph: Graph, connection: Session, url: str
 ) -> None:
     """The rival is a real claim of the lane: it waits for the lock under which the look was made."""
-    claimed: list[object] = []
+    claimed: list[int] = []
 
     def claim() -> None:
         with psycopg.connect(url, autocommit=True) as rival:
-            claimed.extend(
-                rival.execute(
-                    "SELECT id FROM kappa.claim('interactive', 'rival', 1, NULL, -32768, 0, 0, NULL, NULL)"
-                ).fetchall()
-            )
+            claimed.extend(job.id for job in run(rival, jobs.claim("interactive", "rival", 1)))
 
     with psycopg.connect(url) as executing:
         assert ontologies.ingesting(executing, ["rivers"]) is None
@@ -175,7 +173,7 @@ def test_no_ingestion_is_claimed_between_the_look_and_the_commit(
     rival.join()
     assert len(claimed) == 1
     with psycopg.connect(url) as later:
-        assert ontologies.ingesting(later, ["rivers"]) == claimed[0][0]  # pyright: ignore[reportIndexIssue]
+        assert ontologies.ingesting(later, ["rivers"]) == claimed[0]
         assert ontologies.ingesting(later, ["seas"]) is None
 
 

@@ -281,7 +281,7 @@ def test_a_read_only_user_sees_no_button_that_it_may_not_press(visit: Visit, tow
     pages = ["/ui/", "/ui/jobs", f"/ui/jobs/{running}", f"/ui/jobs/{waiting}", "/ui/tools", "/ui/graph", "/ui/account"]
     for path in pages:
         page = visitor.go(path)
-        seen = page.get_by_role("button").all_inner_texts()
+        seen = [text.strip() for text in page.get_by_role("button").all_text_contents()]
         assert [text for text in seen if text.startswith(FORBIDDEN)] == [], path
         assert page.get_by_role("link", name="Lanes").count() == 0
     visitor.expected.add(403)

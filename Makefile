@@ -20,7 +20,8 @@ $(READY): $(LOCK) pyproject.toml
 	 have=$$($(BIN)/python -c 'import sys; print(sys.version_info[:2])' 2>/dev/null || true); \
 	 [ "$$want" = "$$have" ] || { echo "creating $(VENV)"; $(PYTHON) -m venv --clear $(VENV); }
 	@echo "installing the locked dependencies (the first time takes a minute)"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r $(LOCK)
+	@# The lock is whole: resolving anew, pip would take the newest release of what is asked for with an extra.
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r $(LOCK)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@
 

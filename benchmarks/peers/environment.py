@@ -55,7 +55,8 @@ def _make_venv() -> None:
     subprocess.run(
         [
             *(str(PYTHON), "-m", "pip", "install", "-qq", "--disable-pip-version-check"),
-            *("--require-hashes", "-r", str(LOCK)),
+            # The lock is whole. pip must not resolve anew: it would take the newest release for a name with an extra.
+            *("--no-deps", "--require-hashes", "-r", str(LOCK)),
         ],
         check=True,
     )

@@ -2,28 +2,30 @@
 
 One embedded server with durable defaults, a fresh database for each contender, no-op jobs, full semantics (leases,
 fencing, history). What is compared is measured in turns, several times, and the medians are divided; a peer's drain is
-the best of all its configurations.
+the best of all its configurations (with `--quick`, of the one that was best with two processes).
 """
 
 import argparse
 import statistics
 import sys
 import tempfile
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Generator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager
+from functools import partial
 from pathlib import Path
 
 import psycopg
 from psycopg import sql
 
-from benchmarks.peers import available, ceiling, ensure
+from benchmarks.peers import Peer, available, ceiling, ensure
 from benchmarks.peers.driven import Driven
 from benchmarks.peers.settings import Settings
 from benchmarks.report import Report, console
 from kappa.pg.embedded import EmbeddedServer
 
 DRIVER = Path(__file__).parent / "peers" / "drivers" / "run_kappa.py"
-FINISHED, FUTURE = 1_000_000, 100_000
+BACKLOG = 1_000_000
 
 
 def _kappa(kind: str) -> Driven:
@@ -31,8 +33,8 @@ def _kappa(kind: str) -> Driven:
         Settings(
             name="Kappa",
             command=[sys.executable, str(DRIVER)],
-            unfinished=b"select exists (select from kappa.jobs where state in ('queued', 'running'))",
-            configs={f"batch {size}": {"batch": size} for size in (250, 500)},
+            unfinished=b"select exists (select from kappa.jobs where lane ^@ 'bench' and state in ('queued', 'running'))",
+            configs={"batch 500": {"batch": 500}},
             best={1: "batch 500"},
             idle="batch 500",
             env={"KAPPA_BENCH_KIND": kind},
@@ -53,10 +55,11 @@ class Bench:
         self.server = server
         self.rounds = 2 if quick else 3
         self.jobs = 30_000 if quick else 100_000
-        self.slow_jobs = 2_000 if quick else 4_000
-        self.seconds = 2.0 if quick else 5.0
-        self.samples = 100 if quick else 300
-        self.idle_seconds = 15.0 if quick else 30.0
+        self.slow_jobs = 1_000 if quick else 4_000
+        self.seconds = 1.0 if quick else 5.0
+        self.samples = 50 if quick else 300
+        self.idle_seconds = 12.0 if quick else 30.0
+        self.finished, self.future = (200_000, 20_000) if quick else (1_000_000, 100_000)
         self.quick = quick
         self.report = Report("bars of the queue")
         self.peers, self.missing = available()
@@ -70,7 +73,7 @@ class Bench:
             admin.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
         return self.server.url(database=name, by_socket=True)
 
-    def contender(self, peer: Driven) -> str:
+    def contender(self, peer: Peer) -> str:
         url = self.database()
         peer.install(url)
         return url
@@ -79,10 +82,12 @@ class Bench:
         ensure()
         for gone in self.missing:
             console.print(f"[bold red]NOT MEASURED: {gone.name}: {gone.reason}[/]")
-        self.enqueue()
+        with self.idling() as idle:
+            # Idle workers ask for so little that enqueueing beside them is not disturbed, nor are they by it.
+            self.enqueue()
+            idle()
         self.drain()
         self.latency()
-        self.idle()
         self.growth()
         self.report.show()
 
@@ -99,7 +104,7 @@ class Bench:
     def enqueue(self) -> None:
         console.print("[bold]enqueue, jobs/s[/]")
         everyone = {peer.name: peer for peer in (KAPPA, *self.peers)}
-        urls = {name: self.contender(peer) for name, peer in everyone.items()}  # type: ignore[arg-type]
+        urls = {name: self.contender(peer) for name, peer in everyone.items()}
         one = self.in_turns(
             "enqueue one",
             {name: lambda p=peer, u=urls[name]: p.enqueue_one(u, self.seconds) for name, peer in everyone.items()},
@@ -117,38 +122,44 @@ class Bench:
 
     def drain(self) -> None:
         console.print("[bold]drain, jobs/s[/]")
-        contenders: dict[str, Callable[[], float]] = {}
-        for processes in (1, 2):
-            for config in KAPPA.configs():
-                contenders[f"Kappa, {config}, {processes} proc"] = self._drain(KAPPA, processes, config)
-            contenders[f"raw loop, {processes} proc"] = lambda n=processes: ceiling.loop(self.database(), self.jobs, n)
-            for peer in self.peers:
-                if peer.name == "Procrastinate":
-                    contenders[f"{peer.name}, {processes} proc"] = self._drain(peer, processes, None)
+        with ExitStack() as stack:
+            contenders: dict[str, Callable[[], float]] = {}
+            for processes in (1, 2):
+                for config in KAPPA.configs():
+                    name = f"Kappa, {config}, {processes} proc"
+                    contenders[name] = self.crew(stack, KAPPA, processes, config)
+                if self.quick and processes == 1:  # everybody is quicker with two
                     continue
-                configs = [peer.best_config(processes)] if self.quick else peer.configs()
-                for config in configs:
-                    contenders[f"{peer.name}, {config}, {processes} proc"] = self._drain(peer, processes, config)
-        contenders["Kappa, not idempotent, 2 proc"] = self._drain(KAPPA_ONCE, 2, None)
-        contenders["Kappa, 16 threads, 1 proc"] = self._drain(KAPPA_THREADS, 1, None, self.jobs // 5)
-        rates = self.in_turns("drain", contenders)
+                contenders[f"raw loop, {processes} proc"] = partial(self.raw_loop, processes)
+                for peer in self.peers:
+                    every = not self.quick and peer.name != "Procrastinate"
+                    for config in peer.configs() if every else [peer.best_config(processes)]:
+                        name = f"{peer.name}, {config}, {processes} proc"
+                        contenders[name] = self.crew(stack, peer, processes, config)
+            contenders["Kappa, not idempotent, 2 proc"] = self.crew(stack, KAPPA_ONCE, 2)
+            contenders["Kappa, 16 threads, 1 proc"] = self.crew(stack, KAPPA_THREADS, 1, jobs=self.jobs // 5)
+            rates = self.in_turns("drain", contenders)
         ours = _best(rates, "Kappa, batch")
         for name, bar in (("graphile-worker", 1.5), ("PgQueuer", 3.0)):
             if (theirs := _best(rates, name)) > 0:
                 self.report.bar(f"drain / best of {name}", ours / theirs, bar)
         self.report.bar("drain / raw loop", ours / _best(rates, "raw loop"), 0.6)
 
-    def _drain(self, peer: Driven, processes: int, config: str | None, jobs: int | None = None) -> Callable[[], float]:
-        def measure() -> float:
-            slow = peer.name == "Procrastinate" or config == "one by one"
-            return peer.drain(self.contender(peer), jobs or (self.slow_jobs if slow else self.jobs), processes, config)
+    def raw_loop(self, processes: int) -> float:
+        return ceiling.loop(self.database(), self.jobs, processes)
 
-        return measure
+    def crew(
+        self, stack: ExitStack, peer: Peer, processes: int, config: str | None = None, jobs: int | None = None
+    ) -> Callable[[], float]:
+        """Workers on a database of their own; each call drains anew."""
+        slow = peer.name == "Procrastinate" or config == "one by one"
+        drain = stack.enter_context(peer.crew(self.contender(peer), processes, config))
+        return partial(drain, jobs or (self.slow_jobs if slow else self.jobs))
 
     def latency(self) -> None:
         console.print("[bold]idle pick-up, ms from commit to handler[/]")
         medians: dict[str, list[float]] = {}
-        contenders = [(peer, self.contender(peer)) for peer in (KAPPA, *self.peers)]  # type: ignore[arg-type]
+        contenders = [(peer, self.contender(peer)) for peer in (KAPPA, *self.peers)]
         for _ in range(self.rounds):
             for peer, url in contenders:
                 waits = sorted(peer.latency(url, self.samples))
@@ -160,55 +171,71 @@ class Bench:
         theirs = min(found[f"{peer.name} p50"] for peer in self.peers)
         self.report.bar("pick-up p50 / best peer", found["Kappa p50"] / theirs, 1.0, at_most=True)
 
-    def idle(self) -> None:
-        console.print("[bold]idle, transactions/s of one worker process[/]")
-        for peer in (KAPPA, *self.peers):
-            rate = peer.idle_tps(self.contender(peer), self.idle_seconds)  # type: ignore[arg-type]
-            self.report.figure(f"idle: {peer.name}", rate)
-            if peer is KAPPA:
-                self.report.bar("idle transactions/s", rate, 1.5, at_most=True)
+    @contextmanager
+    def idling(self) -> Generator[Callable[[], None]]:
+        """Everybody's idle workers, each on a database of its own. The call waits for their figures."""
+        everyone: list[Peer] = [KAPPA, *self.peers]
+        with ThreadPoolExecutor(len(everyone)) as threads:
+            idle = {
+                peer.name: threads.submit(peer.idle_tps, self.contender(peer), self.idle_seconds) for peer in everyone
+            }
+
+            def say() -> None:
+                console.print("[bold]idle, transactions/s of one worker process[/]")
+                for name, rate in idle.items():
+                    self.report.figure(f"idle: {name}", rate.result())
+                self.report.bar("idle transactions/s", idle[KAPPA.name].result(), 1.5, at_most=True)
+
+            yield say
 
     def growth(self) -> None:
-        console.print("[bold]drain with history, with future jobs, with a transaction held open, jobs/s[/]")
-
-        def empty() -> float:
-            return KAPPA.drain(self.contender(KAPPA), self.jobs, 1)
-
-        def grown() -> float:
-            url = self.contender(KAPPA)
-            _fill(url)
-            return KAPPA.drain(url, self.jobs, 1)
-
-        def held() -> float:
-            url = self.contender(KAPPA)
-            with closing(psycopg.connect(url)) as analyst:
-                analyst.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
-                analyst.execute("SELECT count(*) FROM kappa.jobs")
-                return KAPPA.drain(url, self.jobs, 1)
-
-        rates = self.in_turns("drain", {"empty": empty, "1M finished, 100k future": grown, "transaction held": held})
-        self.report.bar(
-            "drain with history and future / empty", rates["1M finished, 100k future"] / rates["empty"], 0.9
+        console.print(
+            "[bold]drain of one process with history, with future jobs, with a transaction held open, jobs/s[/]"
         )
-        self.report.bar("drain with a transaction held open / free", rates["transaction held"] / rates["empty"], 0.8)
+        grown = f"{self.finished:,} finished, {self.future:,} future"
+        with ExitStack() as stack:
+            urls = {name: self.contender(KAPPA) for name in ("empty", grown, "a transaction held open")}
+            _fill(urls[grown], self.finished, self.future)
+            if not self.quick:
+                urls["1,000,000 queued in another lane"] = backlog = self.contender(KAPPA)
+                _queue_elsewhere(backlog)
+            drain = {name: stack.enter_context(KAPPA.crew(url, 1)) for name, url in urls.items()}
+            analyst = stack.enter_context(closing(psycopg.connect(urls["a transaction held open"])))
+            analyst.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+            analyst.execute("SELECT count(*) FROM kappa.jobs")
+            rates = self.in_turns("drain", {name: partial(one, self.jobs) for name, one in drain.items()})
+        free = rates["empty"]
+        self.report.bar("drain with history and future / empty", rates[grown] / free, 0.9)
+        self.report.bar("drain with a transaction held open / free", rates["a transaction held open"] / free, 0.8)
 
 
 def _best(rates: dict[str, float], prefix: str) -> float:
     return max((rate for name, rate in rates.items() if name.startswith(prefix)), default=0.0)
 
 
-def _fill(url: str) -> None:
+def _fill(url: str, finished: int, future: int) -> None:
     with closing(psycopg.connect(url, autocommit=True)) as connection:
         connection.execute(
             "INSERT INTO kappa.finished_jobs (id, lane, kind, state, priority, payload, created_at, max_attempts,"
             " attempt, started_at, finished_at, keep_until) SELECT -n, 'bench', 'noop', 'succeeded', 0, 'null', now(),"
             " 1, 1, now(), now(), now() + interval '2 days' FROM generate_series(1, %s) AS n",
-            [FINISHED],
+            [finished],
         )
         connection.execute(
             "INSERT INTO kappa.jobs (lane, kind, state, run_at) SELECT 'bench', 'noop', 'scheduled',"
             " now() + interval '1 day' + make_interval(secs => n) FROM generate_series(1, %s) AS n",
-            [FUTURE],
+            [future],
+        )
+        connection.execute("VACUUM ANALYZE")
+
+
+def _queue_elsewhere(url: str) -> None:
+    with closing(psycopg.connect(url, autocommit=True)) as connection:
+        connection.execute("INSERT INTO kappa.lanes (name, kinds, enabled) VALUES ('parked', '{parked}', false)")
+        connection.execute(
+            "INSERT INTO kappa.jobs (lane, kind, state)"
+            " SELECT 'parked', 'parked', 'queued' FROM generate_series(1, %s)",
+            [BACKLOG],
         )
         connection.execute("VACUUM ANALYZE")
 

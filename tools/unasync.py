@@ -17,6 +17,7 @@ WORDS = {
     r"\bawait ": "",
     r"\bAsync(Client|Connection|Pool|Generator)\b": r"\1",
     r"\basynccontextmanager\b": "contextmanager",
+    r"\bAbstractAsyncContextManager\b": "AbstractContextManager",
     r"\b__a(enter|exit)__\b": r"__\1__",
     r"\brun_async\b": "run",
     r"\bimport asyncio\b": "import time",

@@ -10,7 +10,8 @@ a table has to print both.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -39,11 +40,14 @@ class Peer(Protocol):
         """The peer's best bulk call, one connection, a commit a batch."""
         ...
 
-    def drain(self, url: str, jobs: int, processes: int, config: str | None = None) -> float:
-        """Jobs enqueued beforehand, from the first handler start until the database shows all of them settled.
+    def crew(
+        self, url: str, processes: int, config: str | None = None
+    ) -> AbstractContextManager[Callable[[int], float]]:
+        """Workers that drain so many jobs and give the rate.
 
-        The workers are warm: they have drained a smaller lot before. Without `config` it is the fastest of
-        `configs()` for that number of processes.
+        The jobs are enqueued beforehand; the time is from the first handler's start until the database shows all of
+        them settled. The workers are warm: they have drained a smaller lot before. Without `config` it is the fastest
+        of `configs()` for that number of processes.
         """
         ...
 

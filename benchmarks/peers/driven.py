@@ -52,15 +52,16 @@ class Driven:
     def best_config(self, processes: int) -> str:
         return self.settings.best[max(n for n in self.settings.best if n <= processes)]
 
-    def drain(self, url: str, jobs: int, processes: int, config: str | None = None) -> float:
+    @contextmanager
+    def crew(self, url: str, processes: int, config: str | None = None) -> Generator[Callable[[int], float]]:
+        """Warm workers, and what has them drain so many jobs and gives the rate. In between they are at rest."""
         with ExitStack() as stack:
             workers = [
                 stack.enter_context(self._worker(url, config or self.best_config(processes))) for _ in range(processes)
             ]
             observer = stack.enter_context(psycopg.connect(url, autocommit=True))
             self._round(url, observer, workers, WARM_JOBS)
-            seconds = self._round(url, observer, workers, jobs)
-        return jobs / seconds
+            yield lambda jobs: jobs / self._round(url, observer, workers, jobs)
 
     def latency(self, url: str, samples: int) -> list[float]:
         waits: list[float] = []

@@ -357,6 +357,123 @@ def test_a_lane_that_becomes_the_fleets_has_no_batches_jobs_left_to_take(connect
     assert batches(connection) == []
 
 
+def test_a_kind_that_moves_in_the_transaction_that_ends_its_lanes_batches_waits_as_well(
+    url: str, connection: Connection
+) -> None:
+    put(connection, max_attempts=3)
+
+    def edit(own: Connection) -> None:
+        with own.transaction():
+            run(own, lanes.edit_lane("interactive", {"executor": "thread", "max_slots": 10, "kinds": ["polarity"]}))
+            run(own, lanes.edit_lane("tools", {"kinds": ["tool_run", "ingestion"]}))
+
+    with psycopg.connect(url) as claimer:
+        (claimed,) = take_light(claimer)
+        with rival_with(edit, url) as editing:
+            wait_until_blocked(connection)
+            claimer.commit()
+            outcome(editing)
+    assert take(connection, "tools", owner="two") == []
+    assert run(connection, jobs.settle_succeeded(held(claimed))) == {claimed.id}
+
+
+def test_an_edit_that_moves_no_kind_waits_for_no_claim(url: str, connection: Connection) -> None:
+    with psycopg.connect(url) as claimer:
+        run(claimer, jobs.lock_lane("interactive"))
+        connection.execute("SET lock_timeout = '1ms'")
+        edited = run(connection, lanes.edit_lane("tools", {"max_slots": 3}))
+    assert edited is not None
+    assert edited.max_slots == 3
+
+
+def test_the_fleet_takes_nothing_that_a_batch_still_holds(url: str, connection: Connection) -> None:
+    locked, written = batch_of(connection, 2)
+    with psycopg.connect(url) as somebody:
+        somebody.execute("SELECT FROM kappa.jobs WHERE id = %s FOR UPDATE", [locked.id])
+        run(connection, lanes.edit_lane("interactive", {"executor": "fleet"}))
+    assert row(connection, written.id, "state") == ("running",)
+    assert row(connection, locked.id, "state") == ("queued",)
+    assert batches(connection) == [{locked.id, written.id}]
+    free = put(connection, max_attempts=3)
+    taken = connection.execute(
+        "SELECT id FROM kappa.fleet_claim('{w}', '{r}', '{5}', '{4}', '{4000}', ARRAY['{}'], '{ingestion}')"
+    ).fetchall()
+    assert taken == [(free,)]
+    assert run(connection, jobs.settle_succeeded(held(locked, written))) == {locked.id, written.id}
+
+
+def test_a_renewal_waits_for_no_batch_that_is_being_settled(url: str, connection: Connection) -> None:
+    """An exchange that waits for its lane holds its batch's row; the renewal is for jobs of other lanes too."""
+    settled, still = batch_of(connection, 2)
+    other = put(connection, "tool_run")
+    (elsewhere,) = take(connection, "tools")
+    mine = held(still, elsewhere)
+    with psycopg.connect(url) as settling:
+        run(settling, jobs.settle_succeeded(held(settled)))
+        connection.execute("SET lock_timeout = '1ms'")
+        assert run(connection, jobs.renew(mine)) == {still.id: None, other: None}
+        connection.execute("RESET lock_timeout")
+    assert batches(connection) == [{still.id}]
+    assert run(connection, jobs.renew(mine)) == {still.id: None, other: None}
+    assert batches(connection) == []
+
+
+def test_a_renewal_that_passes_a_batch_by_still_tells_of_a_cancellation(
+    url: str, connection: Connection, client: Client
+) -> None:
+    settled, still = batch_of(connection, 2)
+    assert client.cancel(still.id, "enough") is JobState.RUNNING
+    with psycopg.connect(url) as settling:
+        run(settling, jobs.settle_succeeded(held(settled)))
+        assert run(connection, jobs.renew(held(still))) == {still.id: "enough"}
+
+
+def test_who_has_a_row_of_its_own_settles_while_its_batch_is_locked(url: str, connection: Connection) -> None:
+    """A handler's transaction may have locked a row that whoever has the batch waits for."""
+    mine, other = batch_of(connection, 2)
+    run(connection, jobs.write_down(mine.id, mine.token))
+    with psycopg.connect(url) as settling:
+        run(settling, jobs.settle_succeeded(held(other)))
+        connection.execute("SET lock_timeout = '1ms'")
+        assert run(connection, jobs.settle([Finish(mine.id, mine.token, JobState.SUCCEEDED, "1")])) == {mine.id}
+
+
+def test_what_happens_to_a_batchs_job_is_in_its_history(connection: Connection, client: Client) -> None:
+    back, lost = batch_of(connection, 2)
+    run(connection, jobs.put_back([PutBack(back.id, back.token, 1.0, summary="again")]))
+    reap(connection)
+    events = [(event.event, event.attempt, event.detail) for event in client.history(back.id)[0]]
+    assert events == [("put_back", 1, "again")]
+    events = [(event.event, event.attempt, event.owner) for event in client.history(lost.id)[0]]
+    assert events == [("lease_ran_out", 0, "one")]
+
+
+def test_a_long_queue_is_counted_to_its_limit_whatever_batches_hold(connection: Connection) -> None:
+    batch_of(connection, 15)
+    for _ in range(30):
+        put(connection)
+    found = run(connection, insight.depths(20))
+    assert found[("interactive", JobState.QUEUED)] == 20
+    assert found[("interactive", JobState.RUNNING)] == 15
+
+
+def test_what_was_cancelled_while_a_batch_held_it_is_counted_once(connection: Connection, client: Client) -> None:
+    first, _ = batch_of(connection, 2)
+    client.cancel(first.id)
+    assert run(connection, insight.depths(20))[("interactive", JobState.RUNNING)] == 2
+
+
+def test_a_snapshot_that_can_not_see_batches_cancels_nothing(url: str, connection: Connection, client: Client) -> None:
+    put(connection, max_attempts=3)
+    with psycopg.connect(url) as old:
+        old.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        old.execute("SELECT count(*) FROM kappa.jobs")
+        (claimed,) = take_light(connection)
+        with pytest.raises(psycopg.errors.FeatureNotSupported, match="READ COMMITTED"):
+            client.cancel(claimed.id, connection=old)
+    assert run(connection, jobs.settle_succeeded(held(claimed))) == {claimed.id}
+
+
 # In a worker
 
 
@@ -501,3 +618,53 @@ async def test_a_worker_that_ends_gives_its_batch_to_others(engine: Engine, clie
     gate.set()
     async with working(engine, QUICK):
         await seen(lambda: site.rows("SELECT count(*) FROM kappa.finished_jobs") == [2 * SLOTS])
+
+
+async def test_what_ends_while_a_claim_finds_the_lane_full_is_settled(
+    engine: Engine, client: Client, site: Site, url: str, connection: Connection
+) -> None:
+    gates = {1: asyncio.Event(), 2: asyncio.Event()}
+    began: list[int] = []
+
+    @engine.job("step")
+    async def step(_: AsyncJobContext, number: int) -> int | None:
+        began.append(number)
+        if number in gates:
+            await gates[number].wait()
+        return number if number == 1 else None
+
+    engine.lane(Lane(LANE, kinds=("step",), max_slots=2, poll_interval_ms=HOUR_MS, executor=Executor.ASYNC))
+    engine.install()
+    one, two = (client.enqueue("step", number).id for number in (1, 2))
+    async with working(engine, WorkerConfig(lead=False)) as worker:
+        await seen(lambda: sorted(began) == [1, 2])
+        with psycopg.connect(url) as rival:
+            run(rival, jobs.lock_lane(LANE))
+            gates[1].set()  # it has a result, which is settled by itself: its slot makes the lane claim
+            await seen(lambda: site.state(one) == "succeeded")
+            await asyncio.to_thread(wait_until_blocked, connection)
+            gates[2].set()  # it has none, and is kept for the next claim
+            await seen(lambda: worker._lanes[LANE]._to_carry)
+            client.enqueue("step", 3)
+            assert len(run(rival, jobs.claim(LANE, "rival", 1))) == 1  # now the lane is full for the claim that waits
+        await seen(lambda: site.state(two) == "succeeded")
+
+
+async def test_a_worker_that_found_its_lane_full_is_woken_by_the_next_job(
+    engine: Engine, client: Client, site: Site, connection: Connection
+) -> None:
+    ran: list[int] = []
+
+    @engine.job("step", idempotent=True)
+    async def step(_: AsyncJobContext, number: int) -> None:
+        ran.append(number)
+
+    engine.lane(Lane(LANE, kinds=("step",), max_slots=1, poll_interval_ms=HOUR_MS, executor=Executor.ASYNC))
+    engine.install()
+    client.enqueue("step", 1)
+    theirs = run(connection, jobs.claim(LANE, "another worker", 1))
+    async with working(engine, WorkerConfig(lead=False)):
+        await seen(lambda: site.rows("SELECT count(*) FROM kappa.sleepers") == [1])
+        run(connection, jobs.settle_succeeded(held(*theirs)))
+        client.enqueue("step", 2)
+        await seen(lambda: ran == [2])

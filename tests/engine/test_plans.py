@@ -338,6 +338,15 @@ def test_plans_of_the_first_hour_serve_when_there_are_many_jobs(young: Session, 
     assert changed(nodes) == [10]
 
 
+@pytest.mark.parametrize("what", WORDS)
+def test_what_an_owner_writes_of_a_batch_reads_its_jobs_and_no_others(young: Session, what: str) -> None:
+    claimed = run(young, jobs.claim("system", "b", 10, light_kinds=KINDS))
+    assert [job.light for job in claimed] == [True] * 10
+    nodes = Plans(young).of(words([(job.id, job.token) for job in claimed])[what])
+    assert_by_index(nodes, at_most=10)
+    assert max(changed(nodes)) == 10  # what gives no rows back shows none
+
+
 @pytest.mark.parametrize("what", ["checkpoint", "hold", "holds", "wait", "wait no more", "cancel", "cancel running"])
 def test_what_concerns_one_job_reads_its_row(plans: Plans, session: Session, what: str) -> None:
     (mine,) = held(session, 1)

@@ -6,7 +6,7 @@ if that transaction commits. The blocking client in `client.py` is generated fro
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
 from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -390,13 +390,10 @@ class AsyncClient:
         async with self._pool.transaction(who="client") as own:
             yield own
 
-    @asynccontextmanager
-    async def _session(self, connection: AsyncConnection[Row] | None) -> AsyncGenerator[AsyncConnection[Row]]:
-        if connection is not None:
-            yield connection
-            return
-        async with self._pool.connection(who="client") as own:
-            yield own
+    def _session(
+        self, connection: AsyncConnection[Row] | None
+    ) -> AbstractAsyncContextManager[AsyncConnection[Row], None]:
+        return nullcontext(connection) if connection is not None else self._pool.connection(who="client")
 
     async def _do(self, op: Op[T]) -> T:
         async with self._pool.connection(who="client") as session:

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Generator, Iterable, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -382,13 +382,8 @@ class Client:
         with self._pool.transaction(who="client") as own:
             yield own
 
-    @contextmanager
-    def _session(self, connection: Connection[Row] | None) -> Generator[Connection[Row]]:
-        if connection is not None:
-            yield connection
-            return
-        with self._pool.connection(who="client") as own:
-            yield own
+    def _session(self, connection: Connection[Row] | None) -> AbstractContextManager[Connection[Row], None]:
+        return nullcontext(connection) if connection is not None else self._pool.connection(who="client")
 
     def _do(self, op: Op[T]) -> T:
         with self._pool.connection(who="client") as session:

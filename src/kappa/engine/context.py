@@ -164,7 +164,10 @@ class _Facts:
 
     @property
     def held(self) -> tuple[int, int]:
-        """The job's id and the lease's token, to guard writes of one's own with."""
+        """The job's id and the lease's token, to guard writes of one's own with.
+
+        In `transaction()` the token stands in the job's row; before, a handler on the loop may share a batch's lease.
+        """
         return self._running.held
 
     @property

@@ -144,6 +144,7 @@ class Desk:
     async def write_down(self, running: Running) -> None:
         """Before anything is written of a job by its row: the lease that it shares with its batch gets there first."""
         if running.light:
+            self._outlasted(running)
             await self._do(jobs.write_down(*running.held))
             running.light = False
 
@@ -154,7 +155,6 @@ class Desk:
             return
         kept = await self._do(jobs.renew([running.held for running in held]))
         for running in held:
-            running.light = False
             if running.finished:
                 continue
             if running.claimed.id not in kept:
@@ -270,5 +270,8 @@ class Desk:
             return
         await self._do(jobs.progress([(*held, *progress) for held, progress in latest.items()]))
         for running in batch:
+            if running.light and not running.finished:
+                self._outlasted(running)
+                running.light = False
             if running.progress is latest.get(running.held):
                 running.progress = None

@@ -70,6 +70,8 @@ class LaneRunner:
         self._hungry = False
         self._starved = False
         """Whether the last claim found the lane's slots full. The next one that is freed here may be for its jobs."""
+        self._ended = False
+        """Whether anything ended here since the last claim was sent: it could not know of that slot."""
         self._asleep = False
         self._full_claims = 0
         self._floor = START
@@ -123,6 +125,7 @@ class LaneRunner:
 
     def free(self, running: Running) -> None:
         self._taken.discard(running)
+        self._ended = True
         if self._hungry or self._starved:
             self._wake.set()
 
@@ -135,6 +138,7 @@ class LaneRunner:
         if not self._carrying:
             return False
         self._to_carry.append(running)
+        self._ended = True
         if self._hungry or self._starved:
             self._wake.set()
         return True
@@ -184,9 +188,10 @@ class LaneRunner:
                 if self._to_carry:  # a lane that has fewer slots than before may not claim for long
                     self._carry_no_more()
                 return
-            if await self._claim(asked):
+            self._ended = False
+            if await self._claim(asked) or (self._starved and self._ended):
                 continue
-            if self._asleep or self._starved:
+            if self._asleep or (self._starved and self._taken):  # in the latter case, what ends here claims again
                 return
             await self._do(lanes.fall_asleep(self.lane.name, self._owner))
             self._asleep = True

@@ -103,6 +103,8 @@ class WorkerOffice:
             event.set()
 
     async def open_transaction(self, running: Running) -> AsyncConnection[Row]:
+        # Else its settlement, which comes last, would need the batch's row after whatever the handler has locked.
+        await self._desk.write_down(running)
         stack = AsyncExitStack()
         connection = await stack.enter_async_context(self._handlers.connection(who=f"job {running.claimed.id}"))
         await stack.enter_async_context(connection.transaction())

@@ -63,20 +63,21 @@ def _plain(op: Op[Any]) -> list[Any] | None:
     """The parameters as text, in the statement's order; None if one of them needs an adapter."""
     values: list[Any] = []
     for name in op.query.parameters:
-        match op.params[name]:
-            case None:
-                values.append(None)
-            case bool() as truth:
-                values.append(b"t" if truth else b"f")
-            case str() | int() as value:
-                text = str(value)
-                if "\0" in text:
-                    return None
-                values.append(text.encode())
-            case timedelta() as value:
-                values.append(b"%d us" % (value // _MICROSECOND))
-            case _:
+        value: object = op.params[name]
+        if value is None:
+            values.append(None)
+        elif isinstance(value, str):
+            if "\0" in value:
                 return None
+            values.append(value.encode())
+        elif isinstance(value, bool):
+            values.append(b"t" if value else b"f")
+        elif isinstance(value, int):
+            values.append(b"%d" % value)
+        elif isinstance(value, timedelta):
+            values.append(b"%d us" % (value // _MICROSECOND))
+        else:
+            return None
     return values
 
 
@@ -92,6 +93,13 @@ class _Session:
             raise error_from_result(result, self.transformer.encoding)
         self.transformer.set_pgresult(result)
         return self.transformer.load_rows(0, result.ntuples, tuple)
+
+    def number(self, result: PGresult) -> list[Row]:
+        """As `rows`, where there is one whole number or nothing: a loader costs more than the number."""
+        if result.status != ExecStatus.TUPLES_OK:
+            return self.rows(result)
+        value = result.get_value(0, 0) if result.ntuples else None
+        return [] if value is None else [(int(value),)]
 
 
 _sessions: WeakKeyDictionary[Connection[Row] | AsyncConnection[Row], _Session] = WeakKeyDictionary()
@@ -117,7 +125,7 @@ def _short_way(connection: Connection[Row], op: Op[Any], values: list[Any]) -> l
                 session.rows(libpq.prepare(name, op.query.numbered().encode()))
                 session.prepared.add(name)
             try:
-                return session.rows(libpq.exec_prepared(name, values, result_format=op.binary))
+                return session.number(libpq.exec_prepared(name, values))
             except InvalidSqlStatementName:
                 session.prepared.discard(name)
     raise InvalidSqlStatementName(f"{op.query.name} vanishes as soon as it is prepared")

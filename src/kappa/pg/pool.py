@@ -241,16 +241,16 @@ class Pool:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    @contextmanager
-    def connection(self, *, wait: float | None = None, who: str | None = None) -> Generator[Connection[Row]]:
+    def connection(self, *, wait: float | None = None, who: str | None = None) -> "_Lent":
         """A connection in autocommit, given back at the end of the block."""
-        who = who or _caller(threading.current_thread().name)
-        connection = self._spare(who) or self._fetch(self._ledger.bounds.wait if wait is None else wait, who)
-        try:
-            yield connection
-        finally:
-            if not self._ledger.left(connection):
-                self._pool.putconn(connection)
+        return _Lent(self, self._ledger.bounds.wait if wait is None else wait, who or _caller(_thread_name()))
+
+    def take(self, wait: float, who: str) -> Connection[Row]:
+        return self._spare(who) or self._fetch(wait, who)
+
+    def give_back(self, connection: Connection[Row]) -> None:
+        if not self._ledger.left(connection):
+            self._pool.putconn(connection)
 
     def _spare(self, who: str) -> Connection[Row] | None:
         spare = self._ledger.take_spare(who)
@@ -282,7 +282,7 @@ class Pool:
 
         In a `pipeline` statements are sent without waiting for the answers to those before.
         """
-        who = who or _caller(threading.current_thread().name)
+        who = who or _caller(_thread_name())
         with (
             self.connection(wait=wait, who=who) as connection,
             connection.pipeline() if pipeline else nullcontext(),
@@ -339,20 +339,16 @@ class AsyncPool:
     async def __aexit__(self, *exc: object) -> None:
         await self.close()
 
-    @asynccontextmanager
-    async def connection(
-        self, *, wait: float | None = None, who: str | None = None
-    ) -> AsyncGenerator[AsyncConnection[Row]]:
+    def connection(self, *, wait: float | None = None, who: str | None = None) -> "_LentAsync":
         """A connection in autocommit, given back at the end of the block."""
-        who = who or _caller(_task_name())
-        connection = await self._spare(who)
-        if connection is None:
-            connection = await self._fetch(self._ledger.bounds.wait if wait is None else wait, who)
-        try:
-            yield connection
-        finally:
-            if not self._ledger.left(connection):
-                await self._pool.putconn(connection)
+        return _LentAsync(self, self._ledger.bounds.wait if wait is None else wait, who or _caller(_task_name()))
+
+    async def take(self, wait: float, who: str) -> AsyncConnection[Row]:
+        return await self._spare(who) or await self._fetch(wait, who)
+
+    async def give_back(self, connection: AsyncConnection[Row]) -> None:
+        if not self._ledger.left(connection):
+            await self._pool.putconn(connection)
 
     async def _spare(self, who: str) -> AsyncConnection[Row] | None:
         spare = self._ledger.take_spare(who)
@@ -404,9 +400,45 @@ class AsyncPool:
         return None
 
 
+# The block around a connection. Classes, since a generator's way in and out costs more than a short statement's
+# parameters, and every statement goes through here.
+
+
+class _Lent:
+    __slots__ = ("_connection", "_pool", "_wait", "_who")
+
+    def __init__(self, pool: Pool, wait: float, who: str) -> None:
+        self._pool, self._wait, self._who = pool, wait, who
+
+    def __enter__(self) -> Connection[Row]:
+        self._connection = self._pool.take(self._wait, self._who)
+        return self._connection
+
+    def __exit__(self, *exc: object) -> None:
+        self._pool.give_back(self._connection)
+
+
+class _LentAsync:
+    __slots__ = ("_connection", "_pool", "_wait", "_who")
+
+    def __init__(self, pool: AsyncPool, wait: float, who: str) -> None:
+        self._pool, self._wait, self._who = pool, wait, who
+
+    async def __aenter__(self) -> AsyncConnection[Row]:
+        self._connection = await self._pool.take(self._wait, self._who)
+        return self._connection
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self._pool.give_back(self._connection)
+
+
 def _cancellations() -> int:
     task = asyncio.current_task()
     return task.cancelling() if task else 0
+
+
+def _thread_name() -> str:
+    return threading.current_thread().name
 
 
 def _task_name() -> str:

@@ -42,14 +42,12 @@ class Query:
     parameters: tuple[str, ...]
     """The names of the parameters, in order of first use."""
 
+    key: bytes
+    """A name for the prepared statement."""
+
     @property
     def text(self) -> str:
         return self.sql.decode()
-
-    @property
-    def key(self) -> bytes:
-        """A name for the prepared statement."""
-        return f"kappa_{self.source.stem}_{self.name}".encode()
 
     def numbered(self) -> str:
         """The statement with `$1`, `$2`, … in place of names, as `PREPARE` takes it."""
@@ -106,7 +104,8 @@ def _parse(source: Path, text: str) -> dict[str, Query]:
             raise QueryNotFound(f"{source}: block {name!r} is empty")
         named = (found["name"] for found in _PARAMETER.finditer(body))
         parameters = tuple(dict.fromkeys(parameter for parameter in named if parameter))
-        blocks[name] = Query(name=name, source=source, sql=body.encode(), parameters=parameters)
+        key = f"kappa_{source.stem}_{name}".encode()
+        blocks[name] = Query(name=name, source=source, sql=body.encode(), parameters=parameters, key=key)
 
     for number, line in enumerate(text.splitlines(), start=1):
         header = _HEADER.match(line)

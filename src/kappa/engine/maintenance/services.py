@@ -53,12 +53,8 @@ class Reaper:
         self._signals = signals
 
     async def run_once(self, connection: AsyncConnection[Row], now: datetime | None = None) -> float | None:
-        while True:
-            reaped = await run_async(connection, maintenance.reap(now))
-            if reaped:
-                self._signals.emit("reaped", count=reaped)
-            if reaped < BATCH:
-                break
+        while reaped := await run_async(connection, maintenance.reap(now)):
+            self._signals.emit("reaped", count=reaped)
         while buried := await run_async(connection, maintenance.bury()):
             self._signals.emit("buried", count=buried)
         if freed := await run_async(connection, holds.free()):

@@ -28,8 +28,10 @@ DECLARE
 BEGIN
     held := '{}';
     held_by := '{}';
+    -- Only what holds one of these: whoever has its lease written down has no business with the rest of its batch.
     FOR batch IN SELECT b.* FROM kappa.batch_leases AS b
-                  WHERE b.token = ANY (ARRAY(SELECT DISTINCT unnest(tokens))) ORDER BY b.token FOR UPDATE LOOP
+                  WHERE b.token = ANY (ARRAY(SELECT DISTINCT unnest(tokens))) AND b.ids && leave_batches.ids
+                  ORDER BY b.token FOR UPDATE LOOP
         SELECT array_agg(i.id) FILTER (WHERE i.given), array_agg(i.id) FILTER (WHERE NOT i.given) INTO given, others
           FROM (SELECT i AS id, i IN (SELECT d.id FROM unnest(ids, tokens) AS d (id, token) WHERE d.token = batch.token) AS given
                   FROM unnest(batch.ids) AS i) AS i;
@@ -55,10 +57,11 @@ BEGIN
     SELECT * INTO mine FROM kappa.leave_batches(write_down.ids, write_down.tokens);
     IF mine.held <> '{}' THEN
         UPDATE kappa.jobs AS j
-           SET state = 'running', lease_owner = mine.holder, lease_token = d.token, lease_until = now() + l.lease_ttl,
-               claims = j.claims + 1
-          FROM unnest(mine.held, mine.held_by) AS d (id, token), kappa.lanes AS l
-         WHERE j.id = d.id AND j.state = 'queued' AND l.name = j.lane;
+           SET state = 'running', lease_owner = mine.holder, lease_token = d.token, claims = j.claims + 1,
+               lease_until = now() + (SELECT l.lease_ttl FROM kappa.lanes AS l WHERE l.name = j.lane)
+          FROM unnest(mine.held, mine.held_by) AS d (id, token)
+         -- The state as text: no index of what is queued may look like a way there when statistics say that none is.
+         WHERE j.id = d.id AND j.state::text = 'queued';
     END IF;
 END $$;
 
@@ -69,6 +72,10 @@ CREATE FUNCTION kappa.cancel_before_start(job bigint, from_states text[], why te
 BEGIN
     PERFORM FROM kappa.jobs AS j WHERE j.id = job AND j.state = 'queued' AND 'queued' = ANY (from_states) FOR UPDATE;
     IF FOUND THEN
+        IF current_setting('transaction_isolation') <> 'read committed' THEN
+            RAISE EXCEPTION 'a queued job is cancelled in a READ COMMITTED transaction only: in this one it can''t be seen whether a batch holds it'
+                USING ERRCODE = 'feature_not_supported';
+        END IF;
         UPDATE kappa.jobs AS j
            SET state = 'running', lease_owner = b.owner, lease_token = b.token, lease_until = b.lease_until,
                claims = j.claims + 1
@@ -138,6 +145,8 @@ BEGIN
     RETURNING j.id;
 END $$;
 
+-- A batch whose row is locked is about to be settled or written down by somebody who may have to wait for the lane. Its
+-- jobs are still held, and are left for the next time: a renewal is for the jobs of all lanes and must not wait for one.
 CREATE OR REPLACE FUNCTION kappa.renew(
     ids bigint[], tokens bigint[]
 ) RETURNS TABLE (job bigint, cancel text) LANGUAGE plpgsql
@@ -145,14 +154,27 @@ CREATE OR REPLACE FUNCTION kappa.renew(
   SET plan_cache_mode = force_generic_plan
 AS $$
 #variable_conflict use_column
+DECLARE
+    free bigint[];
 BEGIN
-    PERFORM kappa.write_down(renew.ids, renew.tokens);
+    free := ARRAY(SELECT b.token FROM kappa.batch_leases AS b
+                   WHERE b.token = ANY (ARRAY(SELECT DISTINCT unnest(renew.tokens))) AND b.ids && renew.ids
+                   ORDER BY b.token FOR UPDATE SKIP LOCKED);
+    IF free <> '{}' THEN
+        PERFORM kappa.write_down(array_agg(held.id), array_agg(held.token))
+           FROM unnest(renew.ids, renew.tokens) AS held (id, token) WHERE held.token = ANY (free);
+    END IF;
     RETURN QUERY
     UPDATE kappa.jobs AS j
        SET lease_until = now() + l.lease_ttl
       FROM unnest(renew.ids, renew.tokens) AS held (id, token), kappa.lanes AS l
      WHERE j.id = held.id AND j.lease_token = held.token AND l.name = j.lane
     RETURNING j.id, j.cancel_reason;
+    RETURN QUERY
+    SELECT held.id, NULL::text
+      FROM unnest(renew.ids, renew.tokens) AS held (id, token)
+      JOIN kappa.batch_leases AS b ON b.token = held.token AND held.id = ANY (b.ids)
+     WHERE NOT EXISTS (SELECT FROM kappa.jobs AS j WHERE j.id = held.id AND j.lease_token = held.token);
 END $$;
 
 CREATE OR REPLACE FUNCTION kappa.release(
@@ -451,16 +473,24 @@ BEGIN
             USING ERRCODE = 'unique_violation', CONSTRAINT = 'lane_kinds_pkey';
     END IF;
     -- Also orphans: they are adopted where their kind is. What a batch holds stays until it is settled or put back. The
-    -- locks are those of claims: a batch that was about to be taken is there for the next statement to see.
+    -- locks are those of claims: a batch that was about to be taken is there for the next statement to see. Not only of
+    -- lanes that have batches now: this transaction may have just changed one that had.
     PERFORM pg_advisory_xact_lock(1262568289, hashtext(l.name))
-       FROM (SELECT name FROM kappa.lanes WHERE executor = 'async' AND name <> NEW.name ORDER BY name) AS l;
+       FROM (SELECT name FROM kappa.lanes WHERE executor <> 'fleet' AND name <> NEW.name ORDER BY name) AS l;
     UPDATE kappa.jobs AS j SET lane = NEW.name
      WHERE j.kind = ANY (NEW.kinds) AND j.lane <> NEW.name AND j.lease_token IS NULL
        AND NOT EXISTS (SELECT FROM kappa.batch_leases AS b WHERE b.lane = j.lane AND j.id = ANY (b.ids));
     RETURN NULL;
 END $$;
 
--- The fleet's claims know nothing of batches. A lane that becomes the fleet's has none left.
+-- An edit of anything else waits for no claim.
+DROP TRIGGER lanes_place_kinds ON kappa.lanes;
+CREATE TRIGGER lanes_place_kinds AFTER INSERT ON kappa.lanes FOR EACH ROW EXECUTE FUNCTION kappa.place_kinds();
+CREATE TRIGGER lanes_move_kinds AFTER UPDATE OF kinds ON kappa.lanes FOR EACH ROW
+    WHEN (OLD.kinds IS DISTINCT FROM NEW.kinds) EXECUTE FUNCTION kappa.place_kinds();
+
+-- A lane that becomes the fleet's has its batches written down, but for jobs whose rows are locked just then. Those are
+-- kept from the fleet while a batch holds them.
 CREATE FUNCTION kappa.write_down_lane() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM pg_advisory_xact_lock(1262568289, hashtext(NEW.name));
@@ -479,10 +509,54 @@ END $$;
 CREATE TRIGGER lanes_write_down AFTER UPDATE OF executor ON kappa.lanes FOR EACH ROW
     WHEN (OLD.executor <> NEW.executor AND NEW.executor = 'fleet') EXECUTE FUNCTION kappa.write_down_lane();
 
+ALTER FUNCTION kappa.fleet_candidates(
+    text, text, bigint[], text[], bigint[], double precision[], int[], text[], int) RENAME TO fleet_queued;
+CREATE FUNCTION kappa.fleet_candidates(
+    lane_name text, submitter text, among bigint[], known_kinds text[], seen bigint[], some_cores double precision[],
+    some_memory int[], some_labels text[], most int
+) RETURNS TABLE (id bigint, cores double precision, memory_mb int, labels text[]) LANGUAGE plpgsql AS $$
+BEGIN
+    RETURN QUERY
+    SELECT * FROM kappa.fleet_queued(
+        lane_name, submitter, among, known_kinds,
+        seen || ARRAY(SELECT unnest(b.ids) FROM kappa.batch_leases AS b WHERE b.lane = lane_name),
+        some_cores, some_memory, some_labels, most);
+END $$;
+
+-- How many jobs of a lane run by a batch's lease and not by one in their own row.
 CREATE FUNCTION kappa.in_batches(lane_name text) RETURNS bigint LANGUAGE sql STABLE
 BEGIN ATOMIC
-    SELECT coalesce(sum(cardinality(b.ids)), 0)::bigint FROM kappa.batch_leases AS b WHERE b.lane = lane_name;
+    SELECT count(*)
+      FROM kappa.batch_leases AS b, unnest(b.ids) AS held
+     CROSS JOIN LATERAL (SELECT FROM kappa.jobs AS j WHERE j.id = held AND j.state::text = 'queued' OFFSET 0) AS unwritten
+     WHERE b.lane = lane_name;
 END;
+
+-- A job that a batch holds has an owner too: what happens to it is told like what happens to any other.
+CREATE OR REPLACE FUNCTION kappa.note_event() RETURNS trigger LANGUAGE plpgsql AS $$
+DECLARE
+    held_by text := OLD.lease_owner;
+BEGIN
+    IF OLD.state = 'queued' THEN
+        SELECT b.owner INTO held_by FROM kappa.batch_leases AS b WHERE b.lane = OLD.lane AND OLD.id = ANY (b.ids);
+    END IF;
+    IF NEW.state <> 'running' THEN
+        INSERT INTO kappa.job_events (job_id, event, attempt, owner, detail)
+        VALUES (NEW.id, 'put_back', NEW.attempt, held_by, NEW.error_summary);
+    ELSIF NEW.lease_token IS NULL THEN
+        INSERT INTO kappa.job_events (job_id, event, attempt, owner)
+        VALUES (NEW.id, CASE WHEN OLD.state = 'queued' OR OLD.lease_until <= now() THEN 'lease_ran_out' ELSE 'released' END,
+                NEW.attempt, held_by);
+    ELSE
+        INSERT INTO kappa.job_events (job_id, event, attempt, owner) VALUES (NEW.id, 'adopted', NEW.attempt, NEW.lease_owner);
+    END IF;
+    RETURN NULL;
+END $$;
+
+CREATE TRIGGER jobs_note_event_of_batch AFTER UPDATE OF state, lease_token ON kappa.jobs FOR EACH ROW
+    WHEN (OLD.state = 'queued' AND (CASE WHEN NEW.state = 'running' THEN NEW.lease_token IS NULL
+                                         ELSE NEW.queued_at IS DISTINCT FROM OLD.queued_at END))
+    EXECUTE FUNCTION kappa.note_event();
 
 -- As before; what a batch holds runs.
 CREATE OR REPLACE FUNCTION kappa.depths(most int) RETURNS TABLE (lane text, state text, jobs bigint) LANGUAGE sql STABLE
@@ -493,9 +567,9 @@ AS $$
      CROSS JOIN LATERAL (
          SELECT 'queued' AS state, greatest(0, count(*) - kappa.in_batches(l.name)) AS jobs
            FROM (SELECT 1 FROM kappa.jobs AS q WHERE q.lane = l.name AND q.state = 'queued'
-                  ORDER BY (-q.priority), q.id LIMIT depths.most) AS queued
+                  ORDER BY (-q.priority), q.id LIMIT depths.most + kappa.in_batches(l.name)) AS queued
          UNION ALL
-         SELECT 'running', count(*) + kappa.in_batches(l.name)
+         SELECT 'running', least(depths.most, count(*) + kappa.in_batches(l.name))
            FROM (SELECT 1 FROM kappa.jobs AS r WHERE r.lane = l.name AND r.state = 'running'
                   ORDER BY r.lease_token LIMIT depths.most) AS running
      ) AS s

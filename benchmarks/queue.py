@@ -33,7 +33,7 @@ def _kappa(kind: str) -> Driven:
         Settings(
             name="Kappa",
             command=[sys.executable, str(DRIVER)],
-            unfinished=b"select exists (select from kappa.jobs where lane ^@ 'bench' and state in ('queued', 'running'))",
+            unfinished=b"select exists (select from kappa.jobs where lane <> 'parked' and state >= 'queued')",
             configs={"batch 500": {"batch": 500}},
             best={1: "batch 500"},
             idle="batch 500",

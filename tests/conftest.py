@@ -3,6 +3,7 @@
 import itertools
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -27,6 +28,10 @@ ROOM = 4 << 30
 """Bytes: the fullest database that a test makes, several times over."""
 
 _numbers = itertools.count(1)
+
+# Whoever is started in the background of a shell ignores ctrl-C, and so would all that tests start and interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 class Server:

@@ -166,6 +166,17 @@ def test_only_what_is_in_the_ontologies_asked_for_is_found(graph: Graph, zoo: di
         graph.search("otter", where=Where(["nowhere"]))
 
 
+def test_a_label_that_meant_another_concept_leads_to_it(graph: Graph) -> None:
+    graph.add_concepts("sleep", [NewConcept("Drowsiness", "", ("Sleepiness", "being tired"))])
+    graph.add_concepts("work", [NewConcept("Tired eyes", "", ("being tired and red",))])
+    assert [one.label for one in graph.concept_by_label("sleepiness")] == ["Drowsiness"]
+    assert [one.label for one in graph.concept_by_label(" Being tired ")] == ["Drowsiness"]
+    assert graph.concept_by_label("sleepiness", "work") == []
+    assert graph.concept_by_label("tired") == []
+    graph.add_concepts("work", [NewConcept("sleepiness")])
+    assert [one.ontology for one in graph.concept_by_label("Sleepiness")] == ["work"]
+
+
 def test_concepts_by_label(graph: Graph, zoo: dict[str, UUID], connection: Session) -> None:
     graph.add_concepts("music", [NewConcept("otter")])
     assert [one.ontology for one in graph.concept_by_label("  OTTER ")] == ["zoo", "music"]

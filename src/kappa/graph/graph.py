@@ -226,14 +226,17 @@ class Graph(Measuring):
             return self._backend.rows(connection, [node]).get(node) if node is not None else None
 
     def concept_by_label(self, label: str, ontology: str | None = None) -> list[Concept]:
-        """Concepts of this label, whatever its case, spaces and spelling in Unicode; the lowest node first."""
+        """Concepts of this label, whatever its case, spaces and spelling in Unicode; the lowest node first.
+
+        Where there is none, those that have it as a search term: a label that was read and meant one of them.
+        """
         self._only_own("is not searched")
         with self._pool.connection() as connection:
             known = [ontologies.get(connection, ontology)] if ontology is not None else ontologies.find_all(connection)
-            found = concepts.labelled(
-                connection, label, [concept_key(one.id, label) for one in known], known[0].number if ontology else None
-            )
-        return [one for one in found if normal(one.label) == normal(label)]
+            number = known[0].number if ontology else None
+            found = concepts.labelled(connection, label, [concept_key(one.id, label) for one in known], number)
+            same = [one for one in found if normal(one.label) == normal(label)]
+            return same or concepts.also_called(connection, label, number)
 
     def hubs(self, ontology: str, limit: int = 12, *, most: int = 1_000) -> list[Concept]:
         """Where to begin: an ontology's concepts with the most relations, of its first so many."""

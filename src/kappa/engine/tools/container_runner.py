@@ -46,7 +46,7 @@ from kappa.engine.tools.supervisor import takes_more
 
 INSIDE = "/kappa"
 """Where a tool sees its directory."""
-LOGS_AT_MOST = "10m"
+LOGS_AT_MOST = "64m"
 """What the engine keeps of a run's output: enough that its beginning is still there when it is first asked for."""
 LOOK_FIRST = 0.01
 LOOK_LAST = 0.25

@@ -25,6 +25,7 @@ ROWS = sql["rows"]
 EMBEDDINGS = sql["embeddings"]
 SET_EMBEDDINGS = sql["set_embeddings"]
 LABELLED = sql["labelled"]
+ALSO_CALLED = sql["also_called"]
 HUBS = sql["hubs"]
 DELETE = sql["delete"]
 
@@ -129,10 +130,19 @@ def labelled(
 ) -> list[Concept]:
     """Concepts that have one of the ids, or the label by its letters; the lowest node first."""
     params = {"label": kept(label).strip(), "keys": list(keys), "ontology": ontology}
-    found = connection.execute(LABELLED.sql, params, binary=True)
+    return _read(connection.execute(LABELLED.sql, params, binary=True))
+
+
+def also_called(connection: Connection[Row], label: str, ontology: int | None = None) -> list[Concept]:
+    """Concepts of which the label is a search term; the lowest node first."""
+    params = {"label": kept(label).strip(), "ontology": ontology}
+    return _read(connection.execute(ALSO_CALLED.sql, params, binary=True))
+
+
+def _read(rows: Iterable[Row]) -> list[Concept]:
     return [
         Concept(key, node, name, description, within, tuple(terms))
-        for key, node, name, description, within, terms in found
+        for key, node, name, description, within, terms in rows
     ]
 
 

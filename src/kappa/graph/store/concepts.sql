@@ -79,6 +79,15 @@ SELECT c.key, c.id, c.label, c.description, o.name, c.search_terms
    AND (%(ontology)s::int IS NULL OR c.ontology_id = %(ontology)s::int)
  ORDER BY c.id;
 
+-- name: also_called
+-- By a search term that is just this. Every label that was found to mean a concept which was there is one of its terms.
+SELECT c.key, c.id, c.label, c.description, o.name, c.search_terms
+  FROM kappa_graph.concepts AS c JOIN kappa_graph.ontologies AS o ON o.id = c.ontology_id
+ WHERE c.words @@ phraseto_tsquery('pg_catalog.simple', left(%(label)s::text, 2000))
+   AND EXISTS (SELECT FROM unnest(c.search_terms) AS t WHERE lower(t) = lower(%(label)s::text))
+   AND (%(ontology)s::int IS NULL OR c.ontology_id = %(ontology)s::int)
+ ORDER BY c.id LIMIT 20;
+
 -- name: embeddings
 SELECT c.id, c.embedding_model, c.embedding
   FROM kappa_graph.concepts AS c

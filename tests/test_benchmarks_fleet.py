@@ -1,5 +1,6 @@
 """The benchmark of the fleet runs, and what it judges by finds planted faults."""
 
+import asyncio
 import json
 import os
 import subprocess
@@ -11,11 +12,16 @@ from typing import Any
 import psycopg
 import pytest
 
+from benchmarks.fleet_parts.caller import Timers, Worker
 from benchmarks.fleet_parts.ledger import End, Entry, Ledger, compare
 from benchmarks.fleet_parts.load import Bottleneck, Load
 from benchmarks.fleet_parts.records import Records, summary
+from benchmarks.fleet_parts.scenarios import OURS, Bench, timers
+from benchmarks.fleet_parts.simulator import UNANSWERED, Simulator
+from tests.engine.fleet.floor import until
 
 ROOT = Path(__file__).parents[1]
+TIMERS = Timers(**timers(beat=100))
 JOB = "INSERT INTO kappa.jobs (id, lane, kind, state, claims, lease_owner, lease_token, lease_until, progress_done)"
 DONE = (
     "INSERT INTO kappa.finished_jobs (id, lane, kind, state, priority, payload, created_at, max_attempts, attempt,"
@@ -124,6 +130,56 @@ def test_a_simulator_that_was_the_bottleneck_reports_nothing(monkeypatch: pytest
     monkeypatch.setattr(load, "tell", lambda *_, **__: {"cpu": 0.71})
     with pytest.raises(Bottleneck, match="71%"):
         load.read(0, 1)
+
+
+async def test_only_who_holds_a_task_is_counted_and_who_exchanges_one_is_not_without() -> None:
+    fleet = Simulator(TIMERS, ["x"], 0)
+    fleet.workers = [Worker(name, "127.0.0.1", "token", 1) for name in ("holds", "exchanges", "asks")]
+    for worker in fleet.workers:
+        worker.alive = True
+        worker.tasks[1] = entry(1)
+    begun = time.monotonic()
+    fleet.workers[2].tasks.clear()
+    fleet.workers[2].asking = True
+    fleet.count_held()
+    fleet.workers[1].tasks.clear()
+    fleet.count_held()
+    read = await fleet.read(begun, time.monotonic(), 0, "beat")
+    assert read["held"] == 2
+    fleet.workers[1].tasks[2] = entry(2)
+    counted = time.monotonic()
+    fleet.count_held()
+    fleet.workers[2].tasks[3] = entry(3)
+    fleet.count_held()
+    fleet.count_held()
+    read = await fleet.read(begun, time.monotonic(), 0, "beat")
+    assert 0 < read["held_seconds"] <= time.monotonic() - counted, "only since all of them had one"
+
+
+@pytest.mark.parametrize("answer", [b"HTTP/1.1 503 \r\nretry-after: 0.01\r\ncontent-length: 0\r\n\r\n", b""])
+async def test_a_look_that_is_put_off_or_skipped_is_not_answered(answer: bytes) -> None:
+    looks = 0
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal looks
+        while await reader.readuntil(b"\r\n\r\n"):
+            looks += 1
+            writer.write(answer if looks <= 3 or not answer else b"HTTP/1.1 200 \r\ncontent-length: 0\r\n\r\n")
+
+    async with await asyncio.start_server(serve, "127.0.0.1") as server:
+        fleet = Simulator(TIMERS, ["x"], 10)
+        await fleet.watch(server.sockets[0].getsockname()[1], "token", 1, every=0.001)
+        await until(lambda: fleet.records.counts[UNANSWERED] >= 2)
+        await fleet.hang_up()
+
+
+@pytest.mark.parametrize("left", [0, 3])
+def test_workers_without_a_task_fail_a_bar(monkeypatch: pytest.MonkeyPatch, left: int) -> None:
+    load = Load(None)  # type: ignore[arg-type]
+    monkeypatch.setattr(load, "tell", lambda *_, **__: {"unserved": left})
+    bench = Bench(None, load, None)  # type: ignore[arg-type]
+    bench.await_served("storm", OURS, patience=0.01)
+    assert bench.report.bars["storm: workers that got no task"].ok is not bool(left)
 
 
 def test_a_window_counts_what_was_due_in_it() -> None:

@@ -416,7 +416,7 @@ async def test_what_is_rare_takes_no_connection_from_beats(
     async with server(url) as fleet:
         other.execute("LOCK TABLE kappa.fleet_workers, kappa.tool_inputs")
         makers: dict[str, Callable[[int], Any]] = {
-            "read": lambda n: fleet.do(store.read_input(n, "a")),
+            "read": lambda n: fleet.do(store.read_input(n, "a", 0, 1)),
             "registration": lambda n: fleet.hello(PASS, wire.Hello(worker=f"w{n}", kinds=["crunch"])),
         }
         rare = [asyncio.create_task(makers[what](n)) for n in range(30)]

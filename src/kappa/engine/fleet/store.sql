@@ -65,4 +65,5 @@ SELECT r.job_id, r.id, r.inputs, t.name, t.version, t.image, t.argv, t.limits,
  WHERE r.job_id = ANY (%(ids)s::bigint[]);
 
 -- name: read_input
-SELECT content FROM kappa.tool_inputs WHERE run_id = %(run_id)s AND name = %(name)s;
+SELECT octet_length(content), substring(content FROM %(at)s::int + 1 FOR %(most)s::int)
+  FROM kappa.tool_inputs WHERE run_id = %(run_id)s AND name = %(name)s;

@@ -73,11 +73,11 @@ class Load:
         time.sleep(seconds)
         return begin, time.monotonic()
 
-    def read(self, begin: float, end: float, *, trusted: bool = True) -> dict[str, Any]:
+    def read(self, begin: float, end: float) -> dict[str, Any]:
         """What was measured in a window, unless the simulator itself was the bottleneck."""
         found = self.tell("read", begin=begin, end=end, patience=PATIENCE, raw="beat")
         self.busiest = max(self.busiest, found["cpu"])
-        if trusted and found["cpu"] > OWN_LIMIT:
+        if found["cpu"] > OWN_LIMIT:
             raise Bottleneck(
                 f"the simulator used {found['cpu']:.0%} of its core (at most {OWN_LIMIT:.0%}): "
                 "it measured itself, and nothing is reported"

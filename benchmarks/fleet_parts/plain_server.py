@@ -3,12 +3,14 @@
 The same calls on the same tables, as one would write them first: FastAPI, synchronous handlers in a pool of 200
 threads, a psycopg pool, one statement for each request. `request_task` has a semaphore of five and an immediate `busy`,
 as fishtest does it. Where the design leaves a choice it is made in its favour: tokens are kept for ever once they were
-seen, claims count no slots and take no turns, and no mutex lets only one of the five work.
+seen, claims count no slots and take no turns, no mutex lets only one of the five work, the semaphore comes before the
+token is looked at, a request takes one thread and once, and who is refused waits as long as with Kappa.
 """
 
 import contextlib
 import hashlib
 import json
+import math
 import os
 import sys
 import threading
@@ -17,11 +19,12 @@ from typing import Annotated, Any
 
 import uvicorn
 from anyio.to_thread import current_default_thread_limiter
-from fastapi import Depends, FastAPI, Header, Request
+from fastapi import FastAPI, Header, Request
 from fastapi.responses import JSONResponse
 from psycopg_pool import ConnectionPool
 
 from kappa.engine.fleet import wire
+from kappa.engine.fleet.refusals import RETRY_AFTER, spread
 
 TOKENS = 200
 SEMAPHORE = 5
@@ -106,10 +109,10 @@ UPDATE kappa.jobs
 class Refused(Exception):
     """What the answer says instead."""
 
-    def __init__(self, status: int, code: wire.Refusal, retry_after: float | None = None) -> None:
+    def __init__(self, status: int, code: wire.Refusal) -> None:
         self.status = status
         self.code = code
-        self.retry_after = retry_after
+        self.retry_after = spread(RETRY_AFTER.get(code))
 
 
 def build(url: str, lane: str) -> FastAPI:
@@ -137,12 +140,12 @@ def build(url: str, lane: str) -> FastAPI:
     app = FastAPI(lifespan=lifespan)
 
     @app.exception_handler(Refused)
-    def refuse(_: Request, refused: Refused) -> JSONResponse:
-        headers = {} if refused.retry_after is None else {"Retry-After": f"{refused.retry_after:g}"}
+    async def refuse(_: Request, refused: Refused) -> JSONResponse:
+        headers = {} if refused.retry_after is None else {"Retry-After": f"{math.ceil(refused.retry_after)}"}
         said = {"title": refused.code, "status": refused.status, "code": refused.code}
         return JSONResponse(said, refused.status, headers, "application/problem+json")
 
-    def who(authorization: Annotated[str, Header()]) -> int:
+    def who(authorization: str) -> int:
         hashed = hashlib.sha256(authorization.removeprefix("Bearer ").encode()).digest()
         if (found := known.get(hashed)) is None:
             with pool.connection() as connection:
@@ -152,23 +155,25 @@ def build(url: str, lane: str) -> FastAPI:
             found = known[hashed] = row[0]
         return found
 
-    Who = Annotated[int, Depends(who)]  # noqa: N806
+    Token = Annotated[str, Header(alias="authorization")]  # noqa: N806
 
     @app.get("/healthz")
     def healthz() -> dict[str, str]:
         return {"status": "ok"}
 
     @app.post("/fleet/v1/hello")
-    def hello(said: wire.Hello, token: Who) -> wire.Welcome:
+    def hello(said: wire.Hello, bearer: Token) -> wire.Welcome:
+        who(bearer)
         return wire.Welcome(
             server="plain", kinds=said.kinds, beat_seconds=20, lease_seconds=60, wait_seconds=0, max_body=2**20
         )
 
     @app.post("/fleet/v1/request_task")
-    def request_task(said: wire.RequestTask, token: Who) -> wire.Tasks:
+    def request_task(said: wire.RequestTask, bearer: Token) -> wire.Tasks:
         if not semaphore.acquire(blocking=False):
-            raise Refused(503, wire.Refusal.BUSY, 1)
+            raise Refused(503, wire.Refusal.BUSY)
         try:
+            token = who(bearer)
             with pool.connection() as connection:
                 rows = connection.execute(
                     CLAIM,
@@ -182,7 +187,8 @@ def build(url: str, lane: str) -> FastAPI:
         return wire.Tasks(tasks=[_task(row) for row in rows], retry_after=None if rows else 1.0)
 
     @app.post("/fleet/v1/beat")
-    def beat(said: wire.Beat, token: Who) -> wire.Beaten:
+    def beat(said: wire.Beat, bearer: Token) -> wire.Beaten:
+        token = who(bearer)
         ids = [held.task for held in said.tasks]
         tokens = [held.token for held in said.tasks]
         with pool.connection() as connection:
@@ -197,7 +203,8 @@ def build(url: str, lane: str) -> FastAPI:
         return wire.Beaten(beat_seconds=20, notices=lost + cancelled)
 
     @app.post("/fleet/v1/update_task")
-    def update_task(said: wire.UpdateTask, token: Who) -> wire.Updated:
+    def update_task(said: wire.UpdateTask, bearer: Token) -> wire.Updated:
+        token = who(bearer)
         checkpoint = None if said.checkpoint is None else json.dumps(said.checkpoint)
         with pool.connection() as connection:
             row = connection.execute(
@@ -212,7 +219,8 @@ def build(url: str, lane: str) -> FastAPI:
         return wire.Updated(cancel=row[0])
 
     @app.post("/fleet/v1/complete_task")
-    def complete_task(said: wire.CompleteTask, token: Who) -> wire.Settled:
+    def complete_task(said: wire.CompleteTask, bearer: Token) -> wire.Settled:
+        token = who(bearer)
         with pool.connection() as connection:
             row = connection.execute(
                 SETTLE,

@@ -13,6 +13,7 @@ from benchmarks.fleet_parts.ground import NO_SUCH_KIND, Ground, Stand
 from benchmarks.fleet_parts.ledger import Findings
 from benchmarks.fleet_parts.load import Load
 from benchmarks.fleet_parts.records import summary
+from benchmarks.fleet_parts.simulator import COUNT_EVERY, UNANSWERED
 from benchmarks.report import Report, console
 
 OURS, PLAIN = "kappa", "plain"
@@ -92,17 +93,19 @@ class Bench:
         seconds, beside = 60 * self.size.minutes, min(60 * self.size.minutes, 120.0)
         # Before and after: what else the machine does changes with time.
         before, _ = self._hold("steady", PLAIN, self.size.beat, beside)
-        read, found = self._hold("steady", OURS, self.size.beat, seconds)
+        read, found = self._hold("steady", OURS, self.size.beat, seconds + 3 * COUNT_EVERY)
         after, _ = self._hold("steady", PLAIN, self.size.beat, beside)
         plain = summary(before["raw"] + after["raw"])
         calls, counts = read["calls"], read["counts"]
-        if self.size.quick:
-            console.print("  [dim]a quick run: ten thousand workers for ten minutes are not judged[/]")
-        else:
-            self.report.bar("workers with active tasks", read["active"], WHOLE_FLEET)
-            self.report.bar("minutes that they were held", seconds / 60, WHOLE_TIME)
+        fleet, minutes = (self.size.workers, self.size.minutes) if self.size.quick else (WHOLE_FLEET, WHOLE_TIME)
+        self.report.bar("workers with active tasks, the least at any count", read["held"], fleet)
+        self.report.bar("minutes in which all of them held one", read["held_seconds"] / 60, minutes)
         lost = counts.get("lost beats", 0) + calls["beat"]["unanswered"] + counts.get("faults", 0)
         self.report.bar("lost beats", lost, 0, at_most=True)
+        people = counts.get(UNANSWERED, 0) + sum(
+            of["unanswered"] for name, of in calls.items() if name.startswith("people")
+        )
+        self.report.bar("steady: people's looks that were not answered", people, 0, at_most=True)
         self.report.bar("false deaths", found.false_deaths, 0, at_most=True)
         self.report.bar("differences between ledger and tables", found.errors, 0, at_most=True)
         for part in ("p50", "p99"):
@@ -166,7 +169,7 @@ class Bench:
                 self._window("storm: quiet before", design, stand, self.size.short)
                 begun = self.load.tell("storm", seconds=seconds)
                 found[design] = self._window("storm", design, stand, seconds, since=begun["begun"])
-                self._await_served(120.0)
+                self.await_served("storm", design, 120.0)
                 took = time.monotonic() - begun["begun"]
                 self.report.figure(f"storm: {design}, seconds until all were served", took)
                 judged = self.load.settle(stand)
@@ -177,12 +180,13 @@ class Bench:
         ratio = found[OURS]["calls"]["beat"]["p99"] / found[PLAIN]["calls"]["beat"]["p99"]
         self.report.bar("storm: beat p99 / semaphore design", ratio, 0.1, at_most=True)
 
-    def _await_served(self, patience: float) -> None:
+    def await_served(self, what: str, design: str, patience: float) -> None:
         until, left = time.monotonic() + patience, 1
         while time.monotonic() < until and (left := self.load.tell("unserved")["unserved"]):
             time.sleep(0.1)
-        if left:
-            console.print(f"  [red]{left} workers got no task within {patience:.0f} s[/]")
+        self.report.figure(f"{what}: {design}, workers without a task after {patience:.0f} s", left)
+        if design == OURS:
+            self.report.bar(f"{what}: workers that got no task", left, 0, at_most=True)
 
     def flood(self) -> None:
         for design in (OURS, PLAIN):
@@ -216,7 +220,7 @@ class Bench:
                     name = f"burst: {there} → {upto}"
                     reads[design].append(self._window(name, design, stand, seconds / faster))
                     there = upto
-                self._await_served(30.0)
+                self.await_served("burst", design, 30.0)
                 judged = self.load.settle(stand)
                 self._tell_ledger("burst", design, judged)
                 if design == OURS:
@@ -280,15 +284,12 @@ class Bench:
         end()
         begin()
         up = time.monotonic()
-        heard_again = 0.0
         most = 2 * self.size.dense_beat + 60
-        while time.monotonic() < up + most:
-            heard = self.load.tell("hear", since=up)
-            if heard["heard"] == heard["living"]:
-                heard_again = time.monotonic() - up
-                break
+        while (silent := self._silent(up)) and time.monotonic() < up + most:
             time.sleep(0.2)
-        read = self.load.read(begun, time.monotonic(), trusted=False)
+        heard_again = 0.0 if silent else time.monotonic() - up
+        self.report.bar(f"{what}: workers that were not heard again", silent, 0, at_most=True)
+        read = self.load.read(begun, time.monotonic())
         figure = self.report.figure
         figure(f"{what}: seconds away", up - begun)
         figure(f"{what}: seconds until all were heard (0: not all)", heard_again)
@@ -296,6 +297,10 @@ class Bench:
         self._tell_counts(what, OURS, read["counts"])
         if "beat" in read["calls"]:
             figure(f"{what}: beat p99, ms", read["calls"]["beat"]["p99"])
+
+    def _silent(self, since: float) -> int:
+        heard = self.load.tell("hear", since=since)
+        return heard["living"] - heard["heard"]
 
     def second(self) -> None:
         """Another server process joins, and every other worker goes to it with the task that it has from the first."""

@@ -25,8 +25,11 @@ from benchmarks.fleet_parts.records import summary
 from kappa.engine.loops import loop_factory
 
 OTHER_FILES = 200
+UNANSWERED = "people: not answered"
 IMPATIENT = 20
 """Looks that a person leaves unanswered before the next."""
+COUNT_EVERY = 1.0
+"""Seconds between counts of those who hold a task; who exchanges one for the next is without for less."""
 WORDS = "lorem ipsum dolor sit amet consectetur adipisici elit sed eiusmod tempor incidunt ut labore " * 40
 
 
@@ -43,6 +46,26 @@ class Simulator(Caller):
         self._people: list[Worker] = []
         self._unserved = 0
         """Of those that were told to ask."""
+        self._without: set[Worker] = set()
+        self._held: list[tuple[float, int]] = []
+        """How many workers held a task, and when."""
+        self.at(time.monotonic() + COUNT_EVERY, self.count_held)
+
+    def count_held(self) -> None:
+        now = time.monotonic()
+        without = {worker for worker in self.workers if worker.alive and not worker.tasks}
+        living = sum(worker.alive for worker in self.workers)
+        self._held.append((now, living - len(without & self._without)))
+        self._without = without
+        self.at(now + COUNT_EVERY, self.count_held)
+
+    def _longest_held(self, count: int) -> float:
+        """The longest time in which so many held a task whenever they were counted."""
+        longest, begun = 0.0, None
+        for when, held in self._held:
+            begun = (when if begun is None else begun) if held >= count else None
+            longest = max(longest, 0.0 if begun is None else when - begun)
+        return longest
 
     def begin(self, worker: Worker) -> None:
         """From now on it beats and reports, each at a phase of its own."""
@@ -336,15 +359,16 @@ class Simulator(Caller):
         }
 
         def seen(call: Call, status: int, head: bytes, body: bytes) -> None:
-            if status == 200:
-                self.records.add(call.name, call.due, time.monotonic())
-            else:
-                self._fault(call, status, body)
+            self.records.add(call.name, call.first_due, time.monotonic())
+            if status != 200 or call.tries:  # people don't try again
+                self.records.counts[UNANSWERED] += 1
 
         def look(due: float) -> None:
             if len(reader.waiting) < IMPATIENT:
                 for name in reader.heads:
                     self.call(reader, name, b"", due, seen)
+            else:
+                self.records.counts[UNANSWERED] += len(reader.heads)
             self.at(due + every, look, due + every)
 
         look(time.monotonic())
@@ -382,7 +406,7 @@ class Simulator(Caller):
         """What was due in a window, once it is answered; what isn't counts with the time that it took so far."""
         with suppress(TimeoutError):
             await self._until(
-                lambda: not any(begin <= call.first_due < end and call.worker.counted for call in self.under_way),
+                lambda: not any(begin <= call.first_due < end for call in self.under_way),
                 patience,
             )
         now = time.monotonic()
@@ -403,7 +427,8 @@ class Simulator(Caller):
             "late": summary(self.records.late.between(begin, end)),
             "worst_second": self.records.worst_second(begin, end),
             "connections": sum(worker.lines for worker in self.workers),
-            "active": sum(worker.alive and (bool(worker.tasks) or worker.asking) for worker in self.workers),
+            "held": min((held for when, held in self._held if begin <= when < end), default=0),
+            "held_seconds": self._longest_held(len(self.workers)),
         }
 
     async def quiet(self, patience: float) -> dict[str, Any]:

@@ -23,7 +23,9 @@ class Request:
         *,
         query: str = "",
         headers: Mapping[str, str] | None = None,
+        patience: asyncio.Event | None = None,
     ) -> None:
+        """Takes no more than the first piece of the answer before `patience`."""
         said = [(name.encode(), value.encode()) for name, value in (headers or {}).items()]
         if token is not None:
             said.append((b"authorization", f"Bearer {token}".encode()))
@@ -38,6 +40,8 @@ class Request:
         self.status = 0
         self.headers: dict[str, str] = {}
         self.body = b""
+        self.pieces: list[int] = []
+        self._patience = patience
 
     def begin(self) -> Self:
         self._task = asyncio.create_task(self._app(self._scope, self._incoming.get, self._take))
@@ -68,6 +72,9 @@ class Request:
             self.headers = {name.decode(): value.decode() for name, value in message["headers"]}
         else:
             self.body += message.get("body", b"")
+            self.pieces.append(len(message.get("body", b"")))
+            if self._patience is not None:
+                await self._patience.wait()
 
 
 class Remote:
@@ -78,10 +85,10 @@ class Remote:
         self.token = token
         self.name = name
 
-    def begin(self, call: str, method: str = "POST", **query: Any) -> Request:
+    def begin(self, call: str, method: str = "POST", patience: asyncio.Event | None = None, **query: Any) -> Request:
         """A request whose body is still to come."""
         words = "&".join(f"{name}={value}" for name, value in query.items())
-        return Request(self._site, method, f"/fleet/v1/{call}", self.token, query=words).begin()
+        return Request(self._site, method, f"/fleet/v1/{call}", self.token, query=words, patience=patience).begin()
 
     def says(self, call: str, **words: Any) -> Request:
         return self.begin(call).send(json.dumps({"worker": self.name, **words}).encode())

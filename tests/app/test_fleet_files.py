@@ -10,6 +10,7 @@ import psycopg
 import pytest
 
 from kappa.engine import WorkerConfig, tools
+from kappa.engine.fleet.transfers import INPUT_PIECE
 from tests.app.conftest import Site
 from tests.app.remote import Remote, Request
 from tests.ground import eventually
@@ -85,6 +86,40 @@ async def test_a_task_says_what_the_run_is_and_its_inputs_are_fetched(
     ):
         stolen = await worker.file("GET", f"{where}/{NAME}", token=token)
         assert stolen.status in (400, 409)
+
+
+async def test_an_input_goes_in_pieces_and_a_slow_reader_keeps_nobody_waiting(
+    site: Site, remote: Remote, connection: Connection
+) -> None:
+    given = await begun(site, remote, connection)
+    content = b"".join(b"%d," % number for number in range(500_000))
+    connection.execute("UPDATE kappa.tool_inputs SET content = %s", [content])
+    where = {"call": f"tasks/{given['task']}/inputs/100%2541%20sure%3F.txt", "worker": "w", "token": given["token"]}
+    slow = remote.begin(method="GET", **where, patience=(patience := asyncio.Event())).send(b"")
+    await asyncio.to_thread(eventually, lambda: slow.pieces)
+    assert (await Remote(site, remote.token, "new").call("hello", kinds=["tool_run"])).status == 200
+    assert slow.under_way
+    patience.set()
+    await slow.answer()
+    assert (slow.status, slow.headers["content-length"]) == (200, str(len(content)))
+    assert slow.body == content
+    assert len(slow.pieces) > 3
+    assert max(slow.pieces) <= INPUT_PIECE
+    head = await remote.begin(method="HEAD", **where).send(b"").answer()
+    assert (head.headers["content-length"], head.body) == (str(len(content)), b"")
+
+
+async def test_an_input_that_vanishes_on_the_way_is_cut_off(site: Site, remote: Remote, connection: Connection) -> None:
+    given = await begun(site, remote, connection)
+    connection.execute("UPDATE kappa.tool_inputs SET content = %s", [bytes(3 * INPUT_PIECE)])
+    where = f"tasks/{given['task']}/inputs/100%2541%20sure%3F.txt"
+    patience = asyncio.Event()
+    slow = remote.begin(where, "GET", worker="w", token=given["token"], patience=patience).send(b"")
+    await asyncio.to_thread(eventually, lambda: slow.pieces)
+    connection.execute("DELETE FROM kappa.tool_inputs")
+    patience.set()
+    await slow.answer()
+    assert slow.pieces == [INPUT_PIECE], "and no end: the connection is broken, and the worker knows"
 
 
 async def test_logs_are_kept_once_by_their_place_and_no_more_than_the_limit(

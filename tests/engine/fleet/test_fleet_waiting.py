@@ -416,7 +416,7 @@ async def test_what_is_rare_takes_no_connection_from_beats(
     async with server(url) as fleet:
         other.execute("LOCK TABLE kappa.fleet_workers, kappa.tool_inputs")
         makers: dict[str, Callable[[int], Any]] = {
-            "read": lambda n: fleet.do(store.read_input(n, "a")),
+            "read": lambda n: fleet.do(store.read_input(n, "a", 0, 1)),
             "registration": lambda n: fleet.hello(PASS, wire.Hello(worker=f"w{n}", kinds=["crunch"])),
         }
         rare = [asyncio.create_task(makers[what](n)) for n in range(30)]
@@ -475,3 +475,40 @@ async def test_who_had_no_hope_is_served_first_when_something_comes(
         await until(lambda: not fleet.room._fresh, "a caller who is set aside")  # pyright: ignore[reportPrivateUsage]
         made = put(connection)
         assert [one.id for one in await answer(hopeless)] == [made]
+
+
+@pytest.mark.parametrize("outcome", ["succeeded", "fatal", "failed", "released"])
+@pytest.mark.parametrize("elsewhere", [False, True])
+async def test_a_slot_of_a_full_lane_that_is_free_again_is_given_at_once(
+    url: str, connection: Connection, monkeypatch: pytest.MonkeyPatch, outcome: str, *, elsewhere: bool
+) -> None:
+    monkeypatch.setattr(dispatch, "LOOK_AGAIN", 0.0)
+    connection.execute("UPDATE kappa.lanes SET max_slots = 1 WHERE name = 'far'")
+    async with server(url) as fleet:
+        await believes(fleet)
+        made = [put(connection), put(connection)]
+        (given,) = await answer(await enters(fleet, "w1"))
+        first = await parks(fleet, "w2")
+        await heard_everything(fleet, connection)  # nothing that was said before wakes anybody from here on
+        second = await parks(fleet, "w3")
+        ending = Ending(held(given, "w1"), outcome)
+        await (asyncio.to_thread(settle, connection, ending) if elsewhere else fleet.settle(ending))
+        (next_one,) = await answer(first)
+        assert next_one.id == (made[1] if outcome != "released" else made[0])
+        assert not second.answer.done()
+        assert running(connection) == 1
+
+
+async def test_a_slot_of_a_lane_that_was_not_full_wakes_nobody(url: str, connection: Connection) -> None:
+    connection.execute("UPDATE kappa.lanes SET max_slots = 2 WHERE name = 'far'")
+    async with server(url) as fleet:
+        await believes(fleet)
+        put(connection)
+        (given,) = await answer(await enters(fleet, "w1"))
+        await parks(fleet, "w2")
+        with psycopg.connect(url, autocommit=True) as listener:
+            listener.execute("LISTEN kappa_wake")
+            settle(connection, Ending(held(given, "w1"), "succeeded"))
+            connection.execute("SELECT pg_notify('kappa_wake', 'the next')")
+            told = list(listener.notifies(stop_after=1))
+            assert told[0].payload == "the next"

@@ -27,6 +27,8 @@ from kappa.pg import PgError
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+Download = tuple[int, AsyncIterator[bytes]]
+"""How long it is, and its pieces."""
 M = TypeVar("M", bound=BaseModel)
 
 log = logging.getLogger(__name__)
@@ -104,8 +106,17 @@ class FleetApp:
             log.warning("fleet: %s was not done: %s", name, error)
             self.answers[name, Refusal.UNAVAILABLE] += 1
             return await _refuse(send, 503, Refused(Refusal.UNAVAILABLE, "this can't be done now: try again"))
-        self.answers[name, "ok"] += 1
-        return await _send(send, 200, body, kind)
+        if isinstance(body, bytes):
+            self.answers[name, "ok"] += 1
+            return await _send(send, 200, body, kind)
+        size, pieces = body
+        try:
+            await _stream(send, size, pieces, with_body=scope["method"] != "HEAD")
+            self.answers[name, "ok"] += 1
+        except (Refused, psycopg.Error, PgError, OSError) as error:
+            # It has begun: all that can be said is less than was promised, and the server then breaks the connection.
+            log.warning("fleet: %s ended in the middle: %s", name, error)
+            self.answers[name, Refusal.UNAVAILABLE] += 1
 
     def _gate(self) -> None:
         if self.fleet.room.closed:
@@ -200,7 +211,7 @@ class FleetApp:
         ending = Ending(held, "lost", None, "its worker gave it back") if said.started else Ending(held, "released")
         return _dump(wire.Settled(state=(await self.fleet.settle(ending)).state))
 
-    async def _file(self, scope: Scope, receive: Receive, path: str) -> tuple[bytes, tuple[bytes, bytes]]:
+    async def _file(self, scope: Scope, receive: Receive, path: str) -> tuple[bytes | Download, tuple[bytes, bytes]]:
         """`tasks/{id}/inputs/{name}`, `tasks/{id}/artifacts/{path}`, `tasks/{id}/logs/{stream}`."""
         parts = path.split("/", 3)
         if len(parts) != 4 or parts[0] != "tasks" or not _is_number(parts[1]) or parts[2] not in SORTS:
@@ -286,3 +297,12 @@ async def _send(send: Send, status: int, body: bytes, kind: tuple[bytes, bytes],
     length = (b"content-length", b"%d" % len(body))
     await send({"type": "http.response.start", "status": status, "headers": [kind, length, *headers]})
     await send({"type": "http.response.body", "body": body})
+
+
+async def _stream(send: Send, size: int, pieces: AsyncIterator[bytes], *, with_body: bool) -> None:
+    length = (b"content-length", b"%d" % size)
+    await send({"type": "http.response.start", "status": 200, "headers": [BYTES, length]})
+    if with_body:
+        async for piece in pieces:
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+    await send({"type": "http.response.body", "body": b""})

@@ -203,8 +203,10 @@ def runs_of(ids: Sequence[int]) -> Op[dict[int, Tool]]:
     return Op(RUNS_OF, {"ids": list(ids)}, lambda rows: {row[0]: _tool(row) for row in rows})
 
 
-def read_input(run_id: int, name: str) -> Op[bytes | None]:
-    return Op(READ_INPUT, {"run_id": run_id, "name": name}, lambda rows: bytes(rows[0][0]) if rows else None)
+def read_input(run_id: int, name: str, at: int, most: int) -> Op[tuple[int, bytes] | None]:
+    """How long an input is, and a piece of it."""
+    params = {"run_id": run_id, "name": name, "at": at, "most": most}
+    return Op(READ_INPUT, params, lambda rows: (rows[0][0], bytes(rows[0][1])) if rows else None)
 
 
 def _columns(held: Sequence[HeldTask]) -> dict[str, Any]:

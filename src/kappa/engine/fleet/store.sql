@@ -12,9 +12,18 @@ SELECT * FROM kappa.fleet_update(%(ids)s::bigint[], %(tokens)s::bigint[], %(owne
                                  %(checkpoints)s::text[]);
 
 -- name: settle
-SELECT * FROM kappa.fleet_settle(%(ids)s::bigint[], %(tokens)s::bigint[], %(owners)s::text[], %(outcomes)s::text[],
-                                 %(results)s::text[], %(summaries)s::text[], %(details)s::text[],
-                                 %(afters)s::double precision[]);
+-- Where a lane was full its slot is worth a wake-up: whoever waits for it was told nothing when its jobs came. A lane's
+-- `bound` is never less than what runs there, and the next claim makes it exact.
+WITH ended AS MATERIALIZED (
+    SELECT * FROM kappa.fleet_settle(%(ids)s::bigint[], %(tokens)s::bigint[], %(owners)s::text[], %(outcomes)s::text[],
+                                     %(results)s::text[], %(summaries)s::text[], %(details)s::text[],
+                                     %(afters)s::double precision[])
+), told AS (
+    SELECT pg_notify('kappa_wake', f.lane) FROM kappa.fleet_lanes AS f JOIN kappa.lanes AS l ON l.name = f.lane
+     WHERE f.lane IN (SELECT e.lane FROM ended AS e) AND f.bound >= l.max_slots
+       AND EXISTS (SELECT FROM kappa.sleepers AS s WHERE s.lane = f.lane)
+)
+SELECT * FROM ended WHERE (SELECT count(*) FROM told) >= 0;
 
 -- name: lanes
 SELECT name, kinds, poll_interval_ms, date_part('epoch', lease_ttl) FROM kappa.lanes
@@ -65,4 +74,5 @@ SELECT r.job_id, r.id, r.inputs, t.name, t.version, t.image, t.argv, t.limits,
  WHERE r.job_id = ANY (%(ids)s::bigint[]);
 
 -- name: read_input
-SELECT content FROM kappa.tool_inputs WHERE run_id = %(run_id)s AND name = %(name)s;
+SELECT octet_length(content), substring(content FROM %(at)s::int + 1 FOR %(most)s::int)
+  FROM kappa.tool_inputs WHERE run_id = %(run_id)s AND name = %(name)s;

@@ -1,4 +1,7 @@
-"""Files of tool runs on their way to and from a worker: streamed, guarded by the task's lease."""
+"""Files of tool runs on their way to and from a worker: in pieces, never whole in memory, guarded by the task's lease.
+
+Each piece of an input is a statement of its own: nobody waits for a connection because somebody reads slowly.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -18,6 +21,8 @@ from kappa.pg.ops import run_async
 MEGABYTE = 1024 * 1024
 PIECE_LIMIT = 64 * 1024
 """Bytes of a log in one call."""
+INPUT_PIECE = MEGABYTE
+"""No less: what PostgreSQL has compressed it unpacks from the beginning for every piece."""
 STREAMS = ("stdout", "stderr")
 
 
@@ -31,12 +36,23 @@ class Transfers:
         self._in_thread = in_thread
         self._artifacts = artifacts
 
-    async def input(self, held: HeldTask, name: str) -> bytes:
+    async def input(self, held: HeldTask, name: str) -> tuple[int, AsyncIterator[bytes]]:
+        """The size of an input file, and its pieces."""
         run = await self._run(held)
-        content = await self._fleet.do(store.read_input(run.run_id, name))
-        if content is None:
+        size, first = await self._piece(run, name, 0)
+
+        async def pieces() -> AsyncIterator[bytes]:
+            yield first
+            for at in range(INPUT_PIECE, size, INPUT_PIECE):
+                yield (await self._piece(run, name, at))[1]
+
+        return size, pieces()
+
+    async def _piece(self, run: HeldRun, name: str, at: int) -> tuple[int, bytes]:
+        found = await self._fleet.do(store.read_input(run.run_id, name, at, INPUT_PIECE))
+        if found is None:
             raise Refused(Refusal.NOT_FOUND, f"this run has no input {name!r}")
-        return content
+        return found
 
     async def log(self, held: HeldTask, stream: str, at: int, piece: bytes) -> int:
         """Keep the next piece of what a run says; gives how much is kept."""

@@ -1,6 +1,7 @@
 """The web pages without a browser: who gets in, what is refused, what every answer has, what each may see."""
 
 import re
+from collections.abc import Iterable
 from html import unescape
 from pathlib import Path
 from uuid import uuid4
@@ -57,12 +58,16 @@ class Browser:
         return await self.client.post(path, data={"csrf_token": await self.csrf(), **fields})
 
 
-async def visitor(site: Site, role: str | None) -> Browser:
-    """Somebody with this role who has signed in; nobody yet if it is None."""
+async def visitor(
+    site: Site, role: str | None, name: str | None = None, only: Iterable[Permission] | None = None
+) -> Browser:
+    """Somebody with this role who has signed in; nobody yet if it is None. With `only` the role is a custom one."""
     browser = Browser(await site.client(None))
     if role is not None:
-        await site.services.people.make_user(KAPPA, role, password=PASSWORD, roles=[role])
-        assert (await browser.sign_in(role)).status_code == 303
+        if only is not None:
+            await site.services.people.put_role(KAPPA, role, sorted({Permission.ACCOUNT_USE, *only}))
+        await site.services.people.make_user(KAPPA, name or role, password=PASSWORD, roles=[role])
+        assert (await browser.sign_in(name or role)).status_code == 303
     return browser
 
 
@@ -426,6 +431,36 @@ async def test_files_are_read_before_anything_is_submitted(site: Site) -> None:
     assert re.search(r"<dt>chunks</dt>\s*<dd[^>]*>1</dd>", job.text)
     again = await contributor.post("/ui/ingest/submit", ontology="rivers", uploads=[key])
     assert (again.status_code, "is there already" in line(again)) == (409, True)
+
+
+async def test_whoever_may_only_ingest_does_so_and_is_told_of_the_job(site: Site) -> None:
+    await populate(await site.client())
+    feeder = await visitor(site, "feeder", only=[Permission.GRAPH_INGEST])
+    page = await feeder.get("/ui/ingest")
+    assert 'href="/ui/ingest"' in page.text
+    assert "zoology" not in page.text
+    files = {"files": ("notes.txt", b"Otters live in rivers. Otters eat fish.")}
+    token = await feeder.csrf()
+    answer = await feeder.client.post("/ui/ingest", data={"csrf_token": token, "ontology": "rivers"}, files=files)
+    (key,) = re.findall(r'name="uploads" value="([^"]+)"', answer.text)
+    assert "Submit for approval" in answer.text
+    done = await feeder.post("/ui/ingest/submit", ontology="rivers", uploads=[key])
+    assert done.status_code == 303
+    (job,) = await site.services.client.list_jobs(kinds=["ingestion"])
+    told = await feeder.get(done.headers["location"])
+    assert (told.status_code, f"Job {job.id} was submitted." in told.text) == (200, True)
+
+
+async def test_whoever_may_write_but_not_ingest_is_not_offered_to(site: Site) -> None:
+    asked = [Permission.GRAPH_WRITE, Permission.GRAPH_READ, Permission.JOBS_ENQUEUE]
+    writer = await visitor(site, "writer", only=asked)
+    assert "/ui/ingest" not in (await writer.get("/ui/graph")).text
+    for answer in (
+        await writer.get("/ui/ingest"),
+        await writer.post("/ui/ingest"),
+        await writer.post("/ui/ingest/submit"),
+    ):
+        assert (answer.status_code, line(answer)) == (403, "writer lacks the permission graph:ingest")
 
 
 async def test_an_upload_may_be_larger_than_other_bodies_but_not_by_any_measure(

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable
+from functools import partial
 from html import unescape
 from pathlib import Path
 from uuid import uuid4
@@ -368,14 +369,14 @@ async def test_nobody_is_offered_a_role_beyond_their_own(site: Site) -> None:
     assert 'value="platform_admin"' not in text
 
 
+def _has(site: Site, epoch: int) -> bool:
+    now = site.services.graph.now()
+    return now is not None and (now.snapshot.epoch or 0) >= epoch
+
+
 async def test_the_graph_is_drawn_from_what_a_walk_finds(site: Site, reader: Browser) -> None:
     ids, epoch = await populate(await site.client("platform_admin"))
-
-    def seen() -> bool:
-        now = site.services.graph.now()
-        return now is not None and (now.snapshot.epoch or 0) >= epoch
-
-    await becomes(seen, what="the snapshot has it")
+    await becomes(partial(_has, site, epoch), what="the snapshot has it")
     found = (await reader.get(f"/ui/graph/around.json?seed={ids['Otter']}")).json()
     assert {node["label"] for node in found["nodes"]} == {"Otter", "River", "Fish"}
     assert {edge["type"] for edge in found["edges"]} == {"LIVES_IN", "EATS"}
@@ -386,6 +387,32 @@ async def test_the_graph_is_drawn_from_what_a_walk_finds(site: Site, reader: Bro
     tied = {(edge["from"], edge["to"]) for edge in more["edges"]}
     assert (ids["Otter"], ids["River"]) in tied
     assert (ids["Whale"], ids["Sea"]) in tied
+
+
+async def test_a_concept_is_shown_with_how_well_it_is_founded_and_why(site: Site, reader: Browser) -> None:
+    client = await site.client("platform_admin")
+    ids, _ = await populate(client)
+    said = [
+        {"from": "Heron", "to": "Otter", "type": "SUPPORTS", "confidence": 0.9},
+        {"from": "Krill", "to": "Otter", "type": "CONTRADICTS", "confidence": 0.5},
+    ]
+    told = (await client.post("/graph/relations", json={"ontology": "zoology", "relations": said})).json()
+    await becomes(partial(_has, site, told["epoch"]), what="the snapshot has it")
+    found = (await client.get(f"/graph/concepts/{ids['Otter']}")).json()["measured"]
+    ground, sure = found["grounding"], found["confidence"]
+    page = (await reader.get(f"/ui/graph/concepts/{ids['Otter']}")).text
+    assert f"{ground['value']:+.2f}" in page
+    assert f"{ground['low']:+.2f} to {ground['high']:+.2f}; 1 for, 1 against" in page
+    assert f"{sure['value']:.2f}" in page
+    assert "4 relations of 4 types, 0 quotes in 0 sources" in page
+    reasons = re.findall(r"<td[^>]*>([+-]\d.\d\d)</td><td><a[^>]*>(\w+)</a></td><td>([\w ]+)</td>", page)
+    assert reasons == [("+0.90", "Heron", "supports"), ("-0.50", "Krill", "contradicts")]
+    short = f"grounding {ground['value']:+.2f}, confidence {sure['value']:.2f}"
+    for path in (
+        "/ui/graph?q=otter", f"/ui/graph/concepts/{ids['River']}", "/ui/graph/path?from=Otter&to=Whale",
+        "/ui/graph/polarity?positive=River&negative=Sea",
+    ):  # fmt: skip
+        assert short in (await reader.get(path)).text, path
 
 
 async def test_a_proposal_is_decided_by_those_who_may(site: Site, admin: Browser, reader: Browser) -> None:

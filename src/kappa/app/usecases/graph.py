@@ -27,6 +27,7 @@ from kappa.graph import (
     Direction,
     GraphConfig,
     Instance,
+    Measured,
     NewConcept,
     NewRelation,
     Ontology,
@@ -239,6 +240,10 @@ class KnowledgeGraph:
     async def hubs(self, ontology: str, limit: int) -> list[Concept]:
         """An ontology's best connected concepts; none where there is no such ontology."""
         return await self.read(lambda graph: graph.hubs(ontology, limit))
+
+    async def measures(self, found: Sequence[Concept]) -> dict[UUID, Measured]:
+        """How well the first hundred of these are founded."""
+        return await self.read(lambda graph: graph.measures(found))
 
     async def read(self, act: "Callable[[Graph], T]") -> T:
         """Something short that the graph is asked, in a thread of questions."""

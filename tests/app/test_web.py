@@ -357,6 +357,39 @@ async def test_a_new_token_is_shown_once_and_in_no_address(site: Site, admin: Br
     assert "kappa_" not in re.sub("kappa_session", "", (await admin.get("/ui/account")).text)
 
 
+async def test_a_token_for_somebody_else_may_be_given_less_than_they_have(site: Site, admin: Browser) -> None:
+    await site.services.people.make_user(KAPPA, "ada", roles=["contributor"])
+    page = (await admin.get("/ui/people/ada")).text
+    assert 'name="scopes" value="graph:ingest"' in page
+    assert 'name="scopes" value="workers:manage"' not in page, "she may not do that herself"
+    answer = await admin.post("/ui/people/ada/tokens", name="feeder", days="30", scopes=["graph:ingest"])
+    (secret,) = re.findall(r"kappa_[\w-]{43}", answer.text)
+    (made,) = await site.services.credentials.tokens(user="ada")
+    assert made.scopes == ["graph:ingest"]
+    assert (await (await site.client(token=secret)).get("/me")).status_code == 403
+
+
+async def test_a_token_for_fleet_workers_has_limits_and_no_other_scope(site: Site, admin: Browser) -> None:
+    limits = {"kinds": "self_test, tool_run", "machines": "40", "requests_per_minute": "600"}
+    answer = await admin.post("/ui/account/tokens", name="lab", days="30", **limits)
+    assert answer.status_code == 200, answer.text
+    (made,) = await site.services.credentials.tokens(user="platform_admin")
+    assert (made.scopes, made.kinds) == (["fleet:work"], ["self_test", "tool_run"])
+    assert (made.machines, made.requests_per_minute) == (40, 600)
+    for said in ("kinds: self_test, tool_run", "40 machines at once", "600 requests a minute"):
+        assert said in answer.text
+    refused = await admin.post("/ui/account/tokens", name="wide", scopes=["jobs:view"], machines="2")
+    assert (refused.status_code, "its scope is fleet:work" in fault(refused)) == (422, True)
+    reader = await visitor(site, "read_only")
+    assert 'name="machines"' not in (await reader.get("/ui/account")).text
+
+
+async def test_an_empty_fleet_tells_how_to_bring_a_machine_in_without_showing_its_token(admin: Browser) -> None:
+    text = (await admin.get("/ui/fleet")).text
+    assert "--token-file FILE" in text
+    assert "--token …" not in text
+
+
 async def test_a_password_is_kept_as_it_was_typed(site: Site, admin: Browser) -> None:
     spaced = "  spaces around me  "
     assert (await admin.post("/ui/people", name="ada", password=spaced, roles=["read_only"])).status_code == 303

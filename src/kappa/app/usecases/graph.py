@@ -317,7 +317,7 @@ class KnowledgeGraph:
     def here(self) -> "Graph":
         """The graph itself, for those who have threads of their own."""
         if self._graph is None:
-            raise NotInstalled("this server has no graph: numpy is missing, pip install 'kappa[graph]' brings it")
+            raise NotInstalled("this server has no graph: numpy is missing, the extra kappa[graph] brings it")
         return self._graph
 
     def close(self) -> None:
@@ -348,7 +348,7 @@ async def opened(database: Database, config: GraphConfig, observe: Observer) -> 
     except ModuleNotFoundError as error:
         if error.name != "numpy":
             raise
-        log.warning("numpy is missing, so the graph can't be asked here; pip install 'kappa[graph]' brings it")
+        log.warning("numpy is missing, so the graph can't be asked here; the extra kappa[graph] brings it")
         yield KnowledgeGraph(None, None, 1, observe, _nobody)
         return
     pool = Pool(database.url, "graph", config.pool, behind_pooler=database.behind_pooler)

@@ -106,7 +106,11 @@ async def path_json(visit: Visit) -> Response:
     """The paths and their surroundings, to be drawn."""
     answer = await _path(visit, visit.asked("from") or "", visit.asked("to") or "")
     on = {one.id: one for one in _on(answer)}
-    nodes = [_node(one, on=True) for one in on.values()]
+    way: dict[UUID, float] = {}
+    for path in answer.items:
+        for step, one in enumerate(path.concepts):
+            way.setdefault(one.id, step / max(1, len(path.concepts) - 1))
+    nodes = [_node(one, on=True, way=round(way[one.id], 3)) for one in on.values()]
     near = {
         neighbor.concept.id: neighbor
         for neighbors in answer.around.values()

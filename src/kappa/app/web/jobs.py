@@ -64,9 +64,9 @@ class Moment:
 
 def _estimate(job: Job) -> Any:
     """What is known of what a job will come to, as people read it; the database has an order of its own."""
+    told: Any = job.estimate
     if not isinstance(job.estimate, dict):
-        return job.estimate
-    told: dict[str, Any] = job.estimate
+        return told
     if job.kind in INGESTS:
         told = told | {"price": price(told["price"])}
     return {key: told[key] for key in [*(key for key in ESTIMATED if key in told), *told]}

@@ -6,6 +6,7 @@ import re
 import shutil
 import socket
 import subprocess
+import tomllib
 from collections.abc import Callable, Iterator
 from configparser import ConfigParser
 from pathlib import Path
@@ -62,6 +63,24 @@ def test_the_image_is_built_in_stages_of_files_that_are_there() -> None:
     extras = next(what for name, what in instructions() if name == "ARG" and what.startswith("EXTRAS="))
     there = re.findall(r"^(\w+) = \[", (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
     assert set(extras.removeprefix("EXTRAS=").split(",")) <= set(there)
+
+
+def test_the_image_reads_documents_without_a_provider() -> None:
+    extras = next(what for name, what in instructions() if name == "ARG" and what.startswith("EXTRAS="))
+    assert {"app", "ingest"} <= set(extras.removeprefix("EXTRAS=").split(","))
+
+
+def test_every_extra_is_explained_where_installing_is() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    section = (ROOT / "docs" / "deploy.md").read_text().partition("## Install\n")[2].partition("\n## ")[0]
+    rows = "".join(line.split("|")[1] for line in section.splitlines() if line.startswith("|"))
+    assert set(re.findall(r"`(\w+)`", rows)) == set(project["optional-dependencies"])
+
+
+def test_nobody_is_told_to_install_a_package_of_that_name_from_an_index() -> None:
+    places = [*ROOT.glob("docs/**/*.md"), *ROOT.glob("src/**/*.py"), *ROOT.glob("deploy/**/*"), ROOT / "README.md"]
+    told = re.compile(r"pip install (-\S+ )*'?kappa(\[|\s|$)")
+    assert [str(path.relative_to(ROOT)) for path in places if path.is_file() and told.search(path.read_text())] == []
 
 
 def test_the_image_runs_the_server_as_nobody_in_particular() -> None:

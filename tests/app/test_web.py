@@ -1,6 +1,8 @@
 """The web pages without a browser: who gets in, what is refused, what every answer has, what each may see."""
 
 import re
+from collections.abc import Iterable
+from functools import partial
 from html import unescape
 from pathlib import Path
 from uuid import uuid4
@@ -57,12 +59,16 @@ class Browser:
         return await self.client.post(path, data={"csrf_token": await self.csrf(), **fields})
 
 
-async def visitor(site: Site, role: str | None) -> Browser:
-    """Somebody with this role who has signed in; nobody yet if it is None."""
+async def visitor(
+    site: Site, role: str | None, name: str | None = None, only: Iterable[Permission] | None = None
+) -> Browser:
+    """Somebody with this role who has signed in; nobody yet if it is None. With `only` the role is a custom one."""
     browser = Browser(await site.client(None))
     if role is not None:
-        await site.services.people.make_user(KAPPA, role, password=PASSWORD, roles=[role])
-        assert (await browser.sign_in(role)).status_code == 303
+        if only is not None:
+            await site.services.people.put_role(KAPPA, role, sorted({Permission.ACCOUNT_USE, *only}))
+        await site.services.people.make_user(KAPPA, name or role, password=PASSWORD, roles=[role])
+        assert (await browser.sign_in(name or role)).status_code == 303
     return browser
 
 
@@ -351,6 +357,39 @@ async def test_a_new_token_is_shown_once_and_in_no_address(site: Site, admin: Br
     assert "kappa_" not in re.sub("kappa_session", "", (await admin.get("/ui/account")).text)
 
 
+async def test_a_token_for_somebody_else_may_be_given_less_than_they_have(site: Site, admin: Browser) -> None:
+    await site.services.people.make_user(KAPPA, "ada", roles=["contributor"])
+    page = (await admin.get("/ui/people/ada")).text
+    assert 'name="scopes" value="graph:ingest"' in page
+    assert 'name="scopes" value="workers:manage"' not in page, "she may not do that herself"
+    answer = await admin.post("/ui/people/ada/tokens", name="feeder", days="30", scopes=["graph:ingest"])
+    (secret,) = re.findall(r"kappa_[\w-]{43}", answer.text)
+    (made,) = await site.services.credentials.tokens(user="ada")
+    assert made.scopes == ["graph:ingest"]
+    assert (await (await site.client(token=secret)).get("/me")).status_code == 403
+
+
+async def test_a_token_for_fleet_workers_has_limits_and_no_other_scope(site: Site, admin: Browser) -> None:
+    limits = {"kinds": "self_test, tool_run", "machines": "40", "requests_per_minute": "600"}
+    answer = await admin.post("/ui/account/tokens", name="lab", days="30", **limits)
+    assert answer.status_code == 200, answer.text
+    (made,) = await site.services.credentials.tokens(user="platform_admin")
+    assert (made.scopes, made.kinds) == (["fleet:work"], ["self_test", "tool_run"])
+    assert (made.machines, made.requests_per_minute) == (40, 600)
+    for said in ("kinds: self_test, tool_run", "40 machines at once", "600 requests a minute"):
+        assert said in answer.text
+    refused = await admin.post("/ui/account/tokens", name="wide", scopes=["jobs:view"], machines="2")
+    assert (refused.status_code, "its scope is fleet:work" in fault(refused)) == (422, True)
+    reader = await visitor(site, "read_only")
+    assert 'name="machines"' not in (await reader.get("/ui/account")).text
+
+
+async def test_an_empty_fleet_tells_how_to_bring_a_machine_in_without_showing_its_token(admin: Browser) -> None:
+    text = (await admin.get("/ui/fleet")).text
+    assert "--token-file FILE" in text
+    assert "--token …" not in text
+
+
 async def test_a_password_is_kept_as_it_was_typed(site: Site, admin: Browser) -> None:
     spaced = "  spaces around me  "
     assert (await admin.post("/ui/people", name="ada", password=spaced, roles=["read_only"])).status_code == 303
@@ -363,14 +402,14 @@ async def test_nobody_is_offered_a_role_beyond_their_own(site: Site) -> None:
     assert 'value="platform_admin"' not in text
 
 
+def _has(site: Site, epoch: int) -> bool:
+    now = site.services.graph.now()
+    return now is not None and (now.snapshot.epoch or 0) >= epoch
+
+
 async def test_the_graph_is_drawn_from_what_a_walk_finds(site: Site, reader: Browser) -> None:
     ids, epoch = await populate(await site.client("platform_admin"))
-
-    def seen() -> bool:
-        now = site.services.graph.now()
-        return now is not None and (now.snapshot.epoch or 0) >= epoch
-
-    await becomes(seen, what="the snapshot has it")
+    await becomes(partial(_has, site, epoch), what="the snapshot has it")
     found = (await reader.get(f"/ui/graph/around.json?seed={ids['Otter']}")).json()
     assert {node["label"] for node in found["nodes"]} == {"Otter", "River", "Fish"}
     assert {edge["type"] for edge in found["edges"]} == {"LIVES_IN", "EATS"}
@@ -381,6 +420,32 @@ async def test_the_graph_is_drawn_from_what_a_walk_finds(site: Site, reader: Bro
     tied = {(edge["from"], edge["to"]) for edge in more["edges"]}
     assert (ids["Otter"], ids["River"]) in tied
     assert (ids["Whale"], ids["Sea"]) in tied
+
+
+async def test_a_concept_is_shown_with_how_well_it_is_founded_and_why(site: Site, reader: Browser) -> None:
+    client = await site.client("platform_admin")
+    ids, _ = await populate(client)
+    said = [
+        {"from": "Heron", "to": "Otter", "type": "SUPPORTS", "confidence": 0.9},
+        {"from": "Krill", "to": "Otter", "type": "CONTRADICTS", "confidence": 0.5},
+    ]
+    told = (await client.post("/graph/relations", json={"ontology": "zoology", "relations": said})).json()
+    await becomes(partial(_has, site, told["epoch"]), what="the snapshot has it")
+    found = (await client.get(f"/graph/concepts/{ids['Otter']}")).json()["measured"]
+    ground, sure = found["grounding"], found["confidence"]
+    page = (await reader.get(f"/ui/graph/concepts/{ids['Otter']}")).text
+    assert f"{ground['value']:+.2f}" in page
+    assert f"{ground['low']:+.2f} to {ground['high']:+.2f}; 1 for, 1 against" in page
+    assert f"{sure['value']:.2f}" in page
+    assert "4 relations of 4 types, 0 quotes in 0 sources" in page
+    reasons = re.findall(r"<td[^>]*>([+-]\d.\d\d)</td><td><a[^>]*>(\w+)</a></td><td>([\w ]+)</td>", page)
+    assert reasons == [("+0.90", "Heron", "supports"), ("-0.50", "Krill", "contradicts")]
+    short = f"grounding {ground['value']:+.2f}, confidence {sure['value']:.2f}"
+    for path in (
+        "/ui/graph?q=otter", f"/ui/graph/concepts/{ids['River']}", "/ui/graph/path?from=Otter&to=Whale",
+        "/ui/graph/polarity?positive=River&negative=Sea",
+    ):  # fmt: skip
+        assert short in (await reader.get(path)).text, path
 
 
 async def test_a_proposal_is_decided_by_those_who_may(site: Site, admin: Browser, reader: Browser) -> None:
@@ -426,6 +491,36 @@ async def test_files_are_read_before_anything_is_submitted(site: Site) -> None:
     assert re.search(r"<dt>chunks</dt>\s*<dd[^>]*>1</dd>", job.text)
     again = await contributor.post("/ui/ingest/submit", ontology="rivers", uploads=[key])
     assert (again.status_code, "is there already" in line(again)) == (409, True)
+
+
+async def test_whoever_may_only_ingest_does_so_and_is_told_of_the_job(site: Site) -> None:
+    await populate(await site.client())
+    feeder = await visitor(site, "feeder", only=[Permission.GRAPH_INGEST])
+    page = await feeder.get("/ui/ingest")
+    assert 'href="/ui/ingest"' in page.text
+    assert "zoology" not in page.text
+    files = {"files": ("notes.txt", b"Otters live in rivers. Otters eat fish.")}
+    token = await feeder.csrf()
+    answer = await feeder.client.post("/ui/ingest", data={"csrf_token": token, "ontology": "rivers"}, files=files)
+    (key,) = re.findall(r'name="uploads" value="([^"]+)"', answer.text)
+    assert "Submit for approval" in answer.text
+    done = await feeder.post("/ui/ingest/submit", ontology="rivers", uploads=[key])
+    assert done.status_code == 303
+    (job,) = await site.services.client.list_jobs(kinds=["ingestion"])
+    told = await feeder.get(done.headers["location"])
+    assert (told.status_code, f"Job {job.id} was submitted." in told.text) == (200, True)
+
+
+async def test_whoever_may_write_but_not_ingest_is_not_offered_to(site: Site) -> None:
+    asked = [Permission.GRAPH_WRITE, Permission.GRAPH_READ, Permission.JOBS_ENQUEUE]
+    writer = await visitor(site, "writer", only=asked)
+    assert "/ui/ingest" not in (await writer.get("/ui/graph")).text
+    for answer in (
+        await writer.get("/ui/ingest"),
+        await writer.post("/ui/ingest"),
+        await writer.post("/ui/ingest/submit"),
+    ):
+        assert (answer.status_code, line(answer)) == (403, "writer lacks the permission graph:ingest")
 
 
 async def test_an_upload_may_be_larger_than_other_bodies_but_not_by_any_measure(

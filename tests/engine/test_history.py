@@ -12,7 +12,7 @@ from tests.engine.hands import Connection, finish, orphan, put, reap, start, tak
 
 
 def told(connection: Connection, job_id: int) -> list[tuple[str, int, str | None, str | None]]:
-    return [(one.event, one.attempt, one.owner, one.detail) for one in run(connection, insight.events(job_id))]
+    return [(one.event, one.attempt, one.owner, one.detail) for one in run(connection, insight.events(job_id, 200))]
 
 
 def test_a_job_that_simply_runs_writes_no_event(connection: Connection) -> None:
@@ -60,6 +60,9 @@ def test_relatives_are_found_in_both_directions(connection: Connection, client: 
     child = put(connection, "polarity", parent_id=parent.id, spawn_key="a")
     again = client.retry(origin)
     assert [(one.id, one.bond) for one in client.history(parent.id)[1]] == [(child, "child")]
+    other = put(connection, "polarity", parent_id=parent.id, spawn_key="b")
+    assert [one.id for one in client.history(parent.id)[1]] == [child, other]
+    assert [one.id for one in client.history(parent.id, 1)[1]] == [child]
     assert [(one.id, one.bond) for one in client.history(origin)[1]] == [(again.id, "retry")]
 
 

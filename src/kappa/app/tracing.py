@@ -42,7 +42,7 @@ class Tracing:
             from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
         except ModuleNotFoundError as error:
             raise TracingUnavailable(
-                f"KAPPA_OTEL_ENDPOINT is set, but {error.name} is missing: spans need `pip install 'kappa[otel]'`"
+                f"KAPPA_OTEL_ENDPOINT is set, but {error.name} is missing: spans need the extra kappa[otel]"
             ) from None
         self._trace = trace
         base = endpoint.rstrip("/")

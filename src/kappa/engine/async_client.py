@@ -332,10 +332,11 @@ class AsyncClient:
         """A number that grows with every job that ends; only the difference of two looks means something."""
         return await self._do(insight.finished_so_far())
 
-    async def history(self, job_id: int) -> tuple[list[JobEvent], list[Relative]]:
-        """What happened to a job on its way, and the jobs that came of it."""
+    async def history(self, job_id: int, limit: int = 200) -> tuple[list[JobEvent], list[Relative]]:
+        """What happened to a job on its way, and the jobs that came of it; the first of each where there are many."""
         async with self._session(None) as session:
-            return await run_async(session, insight.events(job_id)), await run_async(session, insight.relatives(job_id))
+            events = await run_async(session, insight.events(job_id, limit))
+            return events, await run_async(session, insight.relatives(job_id, limit))
 
     async def lanes(self) -> list[Lane]:
         return await self._do(lanes.read_lanes())

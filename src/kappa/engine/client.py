@@ -324,10 +324,11 @@ class Client:
         """A number that grows with every job that ends; only the difference of two looks means something."""
         return self._do(insight.finished_so_far())
 
-    def history(self, job_id: int) -> tuple[list[JobEvent], list[Relative]]:
-        """What happened to a job on its way, and the jobs that came of it."""
+    def history(self, job_id: int, limit: int = 200) -> tuple[list[JobEvent], list[Relative]]:
+        """What happened to a job on its way, and the jobs that came of it; the first of each where there are many."""
         with self._session(None) as session:
-            return run(session, insight.events(job_id)), run(session, insight.relatives(job_id))
+            events = run(session, insight.events(job_id, limit))
+            return events, run(session, insight.relatives(job_id, limit))
 
     def lanes(self) -> list[Lane]:
         return self._do(lanes.read_lanes())

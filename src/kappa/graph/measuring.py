@@ -53,15 +53,19 @@ class Measuring(Access):
                 raise UnknownConcept(f"there is no concept {concept_id}")
             return grounding.explain(connection, node)
 
+    def measures(self, found: Sequence[Concept]) -> dict[UUID, Measured]:
+        """How well the first hundred of these are founded, without reasons."""
+        self._only_own("is not measured")
+        ids = {concept.node: concept.id for concept in found[: grounding.AT_ONCE]}
+        with self._pool.connection() as connection, one_state(connection):
+            return {ids[node]: one for node, one in grounding.measure(connection, list(ids)).items()}
+
     def with_measures(self, answer: A) -> A:
         """The same answer, the first hundred of its concepts measured."""
-        self._only_own("is not measured")
-        nodes = [item.concept.node for item in answer.items[: grounding.AT_ONCE]]
-        with self._pool.connection() as connection, one_state(connection):
-            found = grounding.measure(connection, nodes)
+        found = self.measures([item.concept for item in answer.items])
 
         def measured(concept: Concept) -> Concept:
-            return replace(concept, measured=found.get(concept.node))
+            return replace(concept, measured=found.get(concept.id))
 
         return replace(answer, items=tuple(replace(item, concept=measured(item.concept)) for item in answer.items))
 

@@ -27,7 +27,7 @@ def main() -> None:
         code = app(prog_name="kg", standalone_mode=False)
         sys.exit(code if isinstance(code, int) else 0)
     except ModuleNotFoundError as error:
-        sys.exit(f"kg: {error.name} is missing: this command needs `pip install 'kappa[app]'`")
+        sys.exit(f"kg: {error.name} is missing: this command needs the extra kappa[app]")
     except KeyboardInterrupt:
         sys.stderr.write("kg: interrupted\n")
         sys.exit(INTERRUPTED)

@@ -27,6 +27,7 @@ from kappa.graph import (
     Direction,
     GraphConfig,
     Instance,
+    Measured,
     NewConcept,
     NewRelation,
     Ontology,
@@ -240,6 +241,10 @@ class KnowledgeGraph:
         """An ontology's best connected concepts; none where there is no such ontology."""
         return await self.read(lambda graph: graph.hubs(ontology, limit))
 
+    async def measures(self, found: Sequence[Concept]) -> dict[UUID, Measured]:
+        """How well the first hundred of these are founded."""
+        return await self.read(lambda graph: graph.measures(found))
+
     async def read(self, act: "Callable[[Graph], T]") -> T:
         """Something short that the graph is asked, in a thread of questions."""
         return await self._in_thread(lambda _: act(self.here()), None, None, None)
@@ -312,7 +317,7 @@ class KnowledgeGraph:
     def here(self) -> "Graph":
         """The graph itself, for those who have threads of their own."""
         if self._graph is None:
-            raise NotInstalled("this server has no graph: numpy is missing, pip install 'kappa[graph]' brings it")
+            raise NotInstalled("this server has no graph: numpy is missing, the extra kappa[graph] brings it")
         return self._graph
 
     def close(self) -> None:
@@ -343,7 +348,7 @@ async def opened(database: Database, config: GraphConfig, observe: Observer) -> 
     except ModuleNotFoundError as error:
         if error.name != "numpy":
             raise
-        log.warning("numpy is missing, so the graph can't be asked here; pip install 'kappa[graph]' brings it")
+        log.warning("numpy is missing, so the graph can't be asked here; the extra kappa[graph] brings it")
         yield KnowledgeGraph(None, None, 1, observe, _nobody)
         return
     pool = Pool(database.url, "graph", config.pool, behind_pooler=database.behind_pooler)

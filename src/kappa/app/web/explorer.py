@@ -35,7 +35,7 @@ ASKED_WRONG = (Ambiguous, BadQuestion, UnknownConcept)
 @pages.get("/graph", Permission.GRAPH_READ)
 async def graph(visit: Visit) -> Response:
     text = visit.asked("q")
-    answer = await _search(visit, text, FOUND) if text else None
+    answer = await _search(visit, text, FOUND, measures=True) if text else None
     # Typing asks again and again: then only what is found is wanted.
     part = visit.request.headers.get("hx-request") == "true"
     if part:
@@ -61,8 +61,8 @@ async def concept(visit: Visit) -> Response:
     services = visit.services
     found, evidence = await services.graph.concept(name, None, EVIDENCE)
     related = await services.graph.ask(
-        "related", lambda asking: asking.related(str(found.id), Walk(), max_hops=1, limit=FOUND), lambda answer: answer,
-        deadline=DEADLINE,
+        "related", lambda asking: asking.related(str(found.id), Walk(), max_hops=1, limit=FOUND, measures=True),
+        lambda answer: answer, deadline=DEADLINE,
     )  # fmt: skip
     return visit.page("concept.html", concept=found, evidence=evidence, related=related, like=await _like(visit, found))
 
@@ -94,8 +94,10 @@ async def path(visit: Visit) -> Response:
         except ASKED_WRONG as error:
             fault = str(error)
     names = [await _label(visit, start), await _label(visit, goal)]
+    on = _on(answer) if answer is not None else []
     return visit.page(
-        "path.html", 422 if fault else 200, start=start, goal=goal, names=names, answer=answer, fault=fault
+        "path.html", 422 if fault else 200, start=start, goal=goal, names=names, answer=answer, fault=fault, on=on,
+        measured=await visit.services.graph.measures(on) if on else {},
     )  # fmt: skip
 
 
@@ -103,8 +105,12 @@ async def path(visit: Visit) -> Response:
 async def path_json(visit: Visit) -> Response:
     """The paths and their surroundings, to be drawn."""
     answer = await _path(visit, visit.asked("from") or "", visit.asked("to") or "")
-    on = {one.id: one for path in answer.items for one in path.concepts}
-    nodes = [_node(one, on=True) for one in on.values()]
+    on = {one.id: one for one in _on(answer)}
+    way: dict[UUID, float] = {}
+    for path in answer.items:
+        for step, one in enumerate(path.concepts):
+            way.setdefault(one.id, step / max(1, len(path.concepts) - 1))
+    nodes = [_node(one, on=True, way=round(way[one.id], 3)) for one in on.values()]
     near = {
         neighbor.concept.id: neighbor
         for neighbors in answer.around.values()
@@ -136,10 +142,13 @@ async def polarity(visit: Visit) -> Response:
             answer = await visit.services.graph.ask("polarity", ask, lambda answer: answer, deadline=DEADLINE)
         except ASKED_WRONG as error:
             fault = str(error)
+    measured = await visit.services.graph.measures([one.concept for one in answer.items]) if answer else {}
     marks = [(one.concept.label, one.position) for one in answer.items] if answer else []
     axes = drawings.axis(marks), drawings.axis(marks, drawings.PHONE_WIDTH)
     names = [await _label(visit, positive), await _label(visit, negative)]
-    return visit.page("polarity.html", 422 if fault else 200, names=names, answer=answer, fault=fault, axes=axes)
+    return visit.page(
+        "polarity.html", 422 if fault else 200, names=names, answer=answer, fault=fault, axes=axes, measured=measured
+    )
 
 
 @pages.get("/graph/documents/{document}", Permission.GRAPH_READ)
@@ -158,12 +167,14 @@ async def document(visit: Visit) -> Response:
     )  # fmt: skip
 
 
-async def _search(visit: Visit, text: str, limit: int) -> SearchAnswer:
+async def _search(visit: Visit, text: str, limit: int, *, measures: bool = False) -> SearchAnswer:
     ontology = visit.asked("ontology")
     where = Where(ontologies=[ontology]) if ontology else None
 
     def ask(asking: "Asking") -> SearchAnswer:
-        return asking.search(text, where, vector=None, model=None, like=None, limit=limit, min_similarity=0.0)
+        return asking.search(
+            text, where, vector=None, model=None, like=None, limit=limit, min_similarity=0.0, measures=measures
+        )
 
     return await visit.services.graph.ask("search", ask, lambda answer: answer, deadline=DEADLINE)
 
@@ -173,7 +184,7 @@ async def _like(visit: Visit, found: Concept) -> SearchAnswer | None:
 
     def ask(asking: "Asking") -> SearchAnswer:
         return asking.search(
-            None, None, vector=None, model=None, like=str(found.id), limit=8, min_similarity=0.3
+            None, None, vector=None, model=None, like=str(found.id), limit=8, min_similarity=0.3, measures=True
         )  # fmt: skip
 
     try:
@@ -197,6 +208,11 @@ async def _path(visit: Visit, start: str, goal: str) -> EnrichedPaths:
         return asking.enriched_path(start, goal, Walk(), max_hops=6, count=3, around_hops=1, around_limit=ON_PATH)
 
     return await visit.services.graph.ask("enriched_path", ask, lambda answer: answer, deadline=DEADLINE)
+
+
+def _on(answer: EnrichedPaths) -> list[Concept]:
+    """The concepts that the paths lead over, each once."""
+    return list({one.id: one for path in answer.items for one in path.concepts}.values())
 
 
 async def _among(visit: Visit, seeds: list[str]) -> list[dict[str, Any]]:

@@ -27,12 +27,12 @@ LARGEST = 256 * 1024 * 1024
 SUMMED = ("documents", "chunks", "words", "tokens", "embeddings", "ocr_pages")
 
 
-@pages.get("/ingest", Permission.GRAPH_WRITE)
+@pages.get("/ingest", Permission.GRAPH_INGEST)
 async def ingest(visit: Visit) -> Response:
     return await _form(visit)
 
 
-@pages.post("/ingest", Permission.GRAPH_WRITE)
+@pages.post("/ingest", Permission.GRAPH_INGEST)
 async def upload(visit: Visit) -> Response:
     """Read the files; what can't be read is said, and the rest is shown with its estimate."""
     sent = [one for one in visit.form.getlist("files") if isinstance(one, UploadFile) and one.filename]
@@ -57,10 +57,9 @@ async def upload(visit: Visit) -> Response:
     )  # fmt: skip
 
 
-@pages.post("/ingest/submit", Permission.GRAPH_WRITE)
+@pages.post("/ingest/submit", Permission.GRAPH_INGEST)
 async def submit(visit: Visit) -> Response:
     """A job of what was uploaded. It waits for approval, unless it is approved here by somebody who may."""
-    visit.who.require(Permission.JOBS_ENQUEUE)
     keys: list[UUID] = []
     for text in visit.several("uploads"):
         if (key := as_id(text)) is None:
@@ -71,7 +70,7 @@ async def submit(visit: Visit) -> Response:
         auto_approve=visit.word("approve") == "yes", force=visit.word("force") == "yes",
     )  # fmt: skip
     visit.services.overview.forget()
-    return visit.elsewhere(f"/ui/jobs/{submitted.job}")
+    return visit.to_job(submitted.job, f"{UPLOAD}?submitted={submitted.job}")
 
 
 async def _upload(visit: Visit, sent: UploadFile) -> Uploaded:
@@ -89,5 +88,9 @@ def _spool(source: IO[Any]) -> Path:
 
 
 async def _form(visit: Visit, refused: list[str] | None = None) -> Response:
-    ontologies = await visit.services.graph.ontologies()
-    return visit.page("ingest.html", 422 if refused else 200, ontologies=ontologies, refused=refused or [])
+    # Whoever may feed documents and no more types a name; which there are, only readers see.
+    ontologies = await visit.services.graph.ontologies() if visit.may(Permission.GRAPH_READ) else []
+    return visit.page(
+        "ingest.html", 422 if refused else 200, ontologies=ontologies, refused=refused or [],
+        submitted=visit.asked_number("submitted"),
+    )  # fmt: skip

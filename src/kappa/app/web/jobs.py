@@ -9,13 +9,18 @@ from urllib.parse import urlencode
 from starlette.responses import Response
 
 from kappa.app.errors import Refused
+from kappa.app.kinds.ingestion import INGEST_IMAGE, INGESTION
 from kappa.app.permissions import Permission
 from kappa.app.web.pages import Pages, Visit, way_back
+from kappa.app.web.rendering import price
 from kappa.engine import Job, JobEvent, JobState
 
 pages = Pages()
 
 PAGE = 50
+MANY = 200
+"""Children, and moments of a timeline, that a page shows."""
+INGESTS = (INGESTION, INGEST_IMAGE)
 ESTIMATED = ("documents", "chunks", "words", "tokens", "embeddings", "ocr_pages", "price")
 GROUPS: dict[str, list[JobState]] = {
     "live": [state for state in JobState if not state.terminal],
@@ -57,11 +62,13 @@ class Moment:
     to_come: bool = False
 
 
-def _in_order(estimate: Any) -> Any:
+def _estimate(job: Job) -> Any:
     """What is known of what a job will come to, as people read it; the database has an order of its own."""
-    told: dict[str, Any] = estimate
-    if not isinstance(estimate, dict):
-        return estimate
+    told: Any = job.estimate
+    if not isinstance(job.estimate, dict):
+        return told
+    if job.kind in INGESTS:
+        told = told | {"price": price(told["price"])}
     return {key: told[key] for key in [*(key for key in ESTIMATED if key in told), *told]}
 
 
@@ -72,7 +79,7 @@ def _outcome(job: Job) -> tuple[str, str] | None:
     if job.state is not JobState.SUCCEEDED:
         return None
     match job.kind:
-        case "ingestion" | "ingest_image":
+        case kind if kind in INGESTS:
             return f"/ui/graph?{urlencode({'ontology': payload['ontology']})}", "See what was read"
         case "projection" if result.get("artifact") is not None:
             return f"/ui/graph/map?id={result['artifact']}", "See the map"
@@ -142,15 +149,16 @@ def _done(visit: Visit, job_id: int) -> Response:
 async def _shown(visit: Visit, job_id: int) -> Response:
     services = visit.services
     found = await services.client.show(job_id)
-    events, relatives = await services.client.history(job_id)
+    events, relatives = await services.client.history(job_id, MANY + 1)
+    children = [one for one in relatives if one.bond == "child"]
     payload: Any = found.payload
     return visit.page(
         "job.html", job=found, may_do=May.of(visit, found), moments=list(_timeline(found, events)),
         run=payload["run_id"] if found.kind == "tool_run" else None,
-        children=[one for one in relatives if one.bond == "child"],
+        children=children[:MANY], more_children=len(children) > MANY,
         retries=[one for one in relatives if one.bond == "retry"],
         with_detail=visit.may(Permission.WORKERS_VIEW),
-        estimate=_in_order(found.estimate), outcome=_outcome(found) if visit.may(Permission.GRAPH_READ) else None,
+        estimate=_estimate(found), outcome=_outcome(found) if visit.may(Permission.GRAPH_READ) else None,
     )  # fmt: skip
 
 
@@ -169,11 +177,13 @@ def _timeline(job: Job, events: list[JobEvent]) -> Iterator[Moment]:
     if job.approved_at is not None:
         yield Moment(job.approved_at, f"approved by {job.approved_by}", "good")
     begun = [Moment(job.started_at, "first start")] if job.started_at is not None else []
-    for one in events:
+    for one in events[:MANY]:
         text, tone = EVENTS[one.event]
         said = text.format(owner=one.owner or "its worker", attempt=one.attempt)
         begun.append(Moment(one.at, said, tone, one.detail))
     yield from sorted(begun, key=lambda moment: moment.at)
+    if len(events) > MANY:
+        yield Moment(events[MANY].at, f"and more that is not shown: these were the first {MANY}", "warn")
     yield from _now_or_end(job)
 
 

@@ -33,7 +33,7 @@ async def draw(visit: Visit) -> Response:
     """Ask for a new one."""
     asked = {"ontology": visit.word("ontology") or None, "way": visit.word("way") or "tsne", "keep_days": 30}
     made = await visit.services.jobs.enqueue(visit.who, "projection", asked)
-    return visit.elsewhere(f"/ui/jobs/{made.id}")
+    return visit.to_job(made.id, "/ui/graph/map")
 
 
 @pages.get("/graph/vocabulary", Permission.GRAPH_READ)

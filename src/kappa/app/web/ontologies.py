@@ -42,7 +42,7 @@ async def delete(visit: Visit) -> Response:
 @pages.post("/ontologies/anneal", Permission.GRAPH_CURATE)
 async def anneal(visit: Visit) -> Response:
     """Have all ontologies looked at, and changes proposed."""
-    return visit.elsewhere(f"/ui/jobs/{(await visit.services.ontologies.anneal(visit.who)).id}")
+    return visit.to_job((await visit.services.ontologies.anneal(visit.who)).id, "/ui/ontologies")
 
 
 @pages.post("/proposals/{proposal:int}/{doing}", Permission.GRAPH_CURATE)
@@ -54,9 +54,9 @@ async def decide(visit: Visit) -> Response:
         case "reject":
             await use.decide(visit.who, number, "rejected")
         case "execute":
-            return visit.elsewhere(f"/ui/jobs/{(await use.execute(visit.who, number)).id}")
+            return visit.to_job((await use.execute(visit.who, number)).id, "/ui/ontologies")
         case "undo":
-            return visit.elsewhere(f"/ui/jobs/{(await use.undo(visit.who, number)).id}")
+            return visit.to_job((await use.undo(visit.who, number)).id, "/ui/ontologies")
         case _:
             raise Refused(f"nobody can {doing} a proposal")
     return visit.elsewhere("/ui/ontologies")

@@ -6,11 +6,11 @@ from typing import Annotated
 from pydantic import BaseModel, Field
 from starlette.responses import Response
 
-from kappa.app.api.schemas import Line, Name, Password, RoleName
+from kappa.app.api.schemas import Kind, Line, Name, Password, RoleName
 from kappa.app.errors import AppError, Refused
 from kappa.app.permissions import MEANING, Permission
 from kappa.app.usecases import audit
-from kappa.app.usecases.credentials import NewToken
+from kappa.app.usecases.credentials import NewToken, WorkerLimits
 from kappa.app.web.pages import SIGN_IN, Pages, Visit, listed
 
 pages = Pages()
@@ -22,6 +22,13 @@ class TokenForm(BaseModel):
     name: Line
     days: Annotated[float, Field(gt=0, le=3650, allow_inf_nan=False)] | None = None
     scopes: list[str] | None = None
+    kinds: list[Kind] | None = None
+    machines: int | None = Field(default=None, ge=1, lt=2**31)
+    requests_per_minute: int | None = Field(default=None, ge=1, lt=2**31)
+
+    @property
+    def limits(self) -> WorkerLimits:
+        return WorkerLimits(self.kinds, self.machines, self.requests_per_minute)
 
     @property
     def lasts(self) -> timedelta | None:
@@ -53,7 +60,7 @@ async def make_own_token(visit: Visit) -> Response:
     try:
         asked = visit.understood(TokenForm, _token_fields(visit))
         made = await visit.services.credentials.make_token(
-            visit.who, asked.name, scopes=asked.scopes, lasts=asked.lasts
+            visit.who, asked.name, scopes=asked.scopes, lasts=asked.lasts, limits=asked.limits
         )
     except AppError as error:
         return await _account(visit, fault=str(error))
@@ -128,7 +135,7 @@ async def make_token_for(visit: Visit) -> Response:
         asked = visit.understood(TokenForm, _token_fields(visit))
         made = await visit.services.credentials.make_token(
             visit.who, asked.name, user=name, user_permissions=frozenset(theirs.permissions), scopes=asked.scopes,
-            lasts=asked.lasts,
+            lasts=asked.lasts, limits=asked.limits,
         )  # fmt: skip
     except AppError as error:
         return await _user(visit, fault=str(error))
@@ -180,7 +187,8 @@ async def audit_log(visit: Visit) -> Response:
 
 def _token_fields(visit: Visit) -> dict[str, object]:
     scopes = visit.several("scopes")
-    return {"name": visit.word("name"), "days": visit.word("days"), "scopes": scopes or None}
+    plain = {name: visit.word(name) for name in ("name", "days", "machines", "requests_per_minute")}
+    return {**plain, "scopes": scopes or None, "kinds": visit.word("kinds").replace(",", " ").split() or None}
 
 
 async def _account(visit: Visit, *, made: NewToken | None = None, fault: str = "") -> Response:
@@ -202,7 +210,8 @@ async def _user(visit: Visit, *, made: NewToken | None = None, fault: str = "") 
     within = visit.may(Permission.USERS_MANAGE) and frozenset(found.permissions) <= visit.who.permissions
     return visit.page(
         "user.html", 422 if fault else 200, user=found, roles=await visit.services.people.roles(), within=within,
-        tokens=await visit.services.credentials.tokens(user=found.name), made=made, fault=fault,
+        tokens=await visit.services.credentials.tokens(user=found.name), made=made, fault=fault, meaning=MEANING,
+        scopes=[one for one in Permission if one in found.permissions],
     )  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from functools import partial
 from typing import Any
 
@@ -26,7 +27,7 @@ class Templates:
         )  # fmt: skip
         filters: dict[str, Callable[..., Any]] = {
             "ago": ago, "clock": clock, "duration": duration, "iso": iso, "number": number, "plain": plain,
-            "pretty": pretty, "size": size, "words": words,
+            "price": price, "pretty": pretty, "size": size, "words": words,
         }  # fmt: skip
         self._environment.filters.update(filters)
         said: dict[str, Any] = self._environment.globals
@@ -90,6 +91,13 @@ def number(value: float | None) -> str:
         return "—"
     whole = f"{value:,.0f}" if float(value).is_integer() else f"{value:,.2f}"
     return whole.replace(",", "\u202f")
+
+
+def price(dollars: Decimal | float | str | None) -> str:
+    """What something will cost, the same before it is submitted and after."""
+    if dollars is None:
+        return "not known"
+    return f"$ {Decimal(dollars):.2f}" if Decimal(dollars) else "nothing"
 
 
 def size(value: float) -> str:

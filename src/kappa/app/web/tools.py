@@ -61,7 +61,7 @@ async def register(visit: Visit) -> Response:
         )  # fmt: skip
     except KappaError as error:
         return _new(visit, str(error))
-    return visit.elsewhere(f"/ui/tools/{made.name}")
+    return visit.elsewhere(f"/ui/tools/{made.name}" if visit.may(Permission.TOOLS_VIEW) else "/ui/tools/new")
 
 
 @pages.get("/tools/{name}", Permission.TOOLS_VIEW)

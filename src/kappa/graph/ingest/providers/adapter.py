@@ -97,7 +97,7 @@ def sdk(name: str) -> ModuleType:
     except ModuleNotFoundError as error:
         raise MissingExtra(
             f"the package {error.name or name!r} is not installed, which the provider {name!r} needs: "
-            f"pip install 'kappa[{name}]'"
+            f"the extra kappa[{name}] brings it"
         ) from error
 
 

@@ -89,7 +89,7 @@ def _guess(data: bytes) -> str:
         from charset_normalizer import from_bytes
     except ImportError as fault:
         raise MissingExtra(
-            "a text that is not in UTF-8 needs charset-normalizer: pip install 'kappa[ingest]'"
+            "a text that is not in UTF-8 needs charset-normalizer, which the extra kappa[ingest] brings"
         ) from fault
     best = from_bytes(sample).best()
     return best.encoding if best else "cp1252"

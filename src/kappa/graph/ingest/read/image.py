@@ -84,7 +84,7 @@ def _opened(data: bytes, media_type: str, limits: Limits) -> "Image.Image":
     try:
         from PIL import Image
     except ImportError as fault:
-        raise MissingExtra("pictures need pillow: pip install 'kappa[ingest]'") from fault
+        raise MissingExtra("pictures need pillow, which the extra kappa[ingest] brings") from fault
     try:
         return Image.open(io.BytesIO(data), formats=[FORMATS[media_type]])
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as fault:

@@ -28,7 +28,7 @@ def markdown_text(source: str) -> tuple[str, str]:
     try:
         from markdown_it import MarkdownIt
     except ImportError as fault:
-        raise MissingExtra("Markdown needs markdown-it-py: pip install 'kappa[ingest]'") from fault
+        raise MissingExtra("Markdown needs markdown-it-py, which the extra kappa[ingest] brings") from fault
     tokens = MarkdownIt("commonmark").enable(["table", "strikethrough"]).parse(_without_front_matter(source))
     blocks: list[_Block] = []
     title = ""

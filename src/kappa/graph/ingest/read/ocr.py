@@ -61,5 +61,5 @@ def _engine() -> Any:
     try:
         from rapidocr import RapidOCR
     except ImportError as fault:
-        raise MissingExtra("pictures need rapidocr: pip install 'kappa[ingest]'") from fault
+        raise MissingExtra("pictures need rapidocr, which the extra kappa[ingest] brings") from fault
     return RapidOCR(params={"Global.log_level": "error"})

@@ -29,7 +29,7 @@ def pdf_parts(data: bytes, limits: Limits, about: About) -> Iterator[Part]:
     try:
         import pypdfium2  # pyright: ignore[reportMissingTypeStubs]
     except ImportError as fault:
-        raise MissingExtra("PDF needs pypdfium2: pip install 'kappa[ingest]'") from fault
+        raise MissingExtra("PDF needs pypdfium2, which the extra kappa[ingest] brings") from fault
     about.paged = True
     with _pdfium:
         try:

@@ -65,7 +65,7 @@ def test_every_table_is_kept_or_left_out_for_a_reason(connection: psycopg.Connec
 
 def test_a_backup_says_what_it_is_and_tar_can_read_it(library: bytes, tmp_path: Path) -> None:
     header, manifest = verify([library])
-    assert (header.kappa_backup, manifest.rows["ontologies"], manifest.rows["documents"]) == (1, 2, 2)
+    assert (header.kappa_backup, manifest.rows["ontologies"], manifest.rows["documents"]) == (2, 2, 2)
     with tarfile.open(fileobj=io.BytesIO(library), mode="r:gz") as tar:
         assert tar.getnames()[0] == "kappa-backup.json"
         assert tar.getnames()[-1] == "manifest.json"
@@ -287,7 +287,7 @@ def test_a_newer_backup_is_refused_by_name(library: bytes, other: str) -> None:
     row = b"1\t00000000-0000-8000-8000-000000000001\tx\t\t2026-01-01 00:00:00+00\n"
     good = header.model_copy(update={"tables": {"ontologies": header.tables["ontologies"]}})
     with pytest.raises(BadBackup, match="newer version"):
-        put(other, made_by_hand(good.model_copy(update={"kappa_backup": 2}), row), Mode.REPLACE)
+        put(other, made_by_hand(good.model_copy(update={"kappa_backup": 3}), row), Mode.REPLACE)
     with pytest.raises(BadBackup, match="newer version"):
         put(other, made_by_hand(good.model_copy(update={"schema_version": 999}), row), Mode.REPLACE)
     strange = good.model_copy(update={"tables": {"ontologies": [*header.tables["ontologies"], "colour"]}})
@@ -308,7 +308,7 @@ def test_a_newer_backup_is_refused_by_name(library: bytes, other: str) -> None:
 def test_an_older_backup_without_a_column_gets_its_default(library: bytes, other: str) -> None:
     header, _ = verify([library])
     short = ["id", "key", "name"]
-    old = header.model_copy(update={"tables": {"ontologies": short}, "schema_version": 1})
+    old = header.model_copy(update={"kappa_backup": 1, "tables": {"ontologies": short}, "schema_version": 1})
     put(other, made_by_hand(old, b"7\t00000000-0000-8000-8000-000000000001\tx\n"), Mode.REPLACE)
     assert '"description":""' in dump(other)["ontologies"][0]
 

@@ -9,12 +9,15 @@ import psycopg
 import pytest
 
 from kappa.graph import BadWrite, Graph, NewConcept, NewDocument
+from kappa.graph.backup import Mode, make, restore
 from kappa.graph.identity import content_hash
 from kappa.graph.ingest.chunk import ChunkRule
 from kappa.graph.ingest.extraction import BadExtraction, Extraction, FoundConcept, FoundRelation, ProviderDown
 from kappa.graph.ingest.near import Shelf
 from kappa.graph.ingest.pipeline import Ingested, Pipeline, Planned
 from kappa.graph.ingest.reembed import reembed
+from kappa.graph.store import plans
+from kappa.pg import Database
 from tests.ground import eventually
 from tests.scripted import ScriptedEmbedder, ScriptedExtractor, dump, story
 
@@ -88,6 +91,64 @@ def test_every_vector_says_its_model_and_dimension_and_every_quote_stands_where_
         ).fetchone()
     assert wrong == (0,)
     assert done.counts.instances > done.chunks
+
+
+@pytest.mark.parametrize("mode", list(Mode))
+def test_a_backup_of_a_half_ingested_document_is_restored_as_one(graph: Graph, url: str, mode: Mode) -> None:
+    undisturbed, wanted = ingest(graph), labels(graph)
+
+    def taken() -> bytes:
+        with Database(url).connect() as connection:
+            return b"".join(make(connection))
+
+    def open_chunks() -> int:
+        digest = content_hash(SHORT.encode())
+        with graph.transaction() as connection:
+            return plans.in_ontology(connection, "tales", [digest])[digest][1]
+
+    def start_over() -> None:
+        graph.delete_ontology("tales")
+        with graph.transaction() as connection:
+            connection.execute("DELETE FROM kappa_graph.relation_types")
+
+    def bad(text: str) -> None:
+        if "Thing1x2 " in text:
+            raise BadExtraction("no JSON")
+
+    start_over()
+    pipe = pipeline(graph)
+    with pytest.raises(Stopped):
+        pipe.ingest(plan(pipe), ScriptedExtractor(bad), each=stop_at(4))
+    half, left = taken(), open_chunks()
+    assert "failed" in states(graph)
+    start_over()
+    with psycopg.connect(url) as connection:
+        restore(connection, [half], mode)
+    assert open_chunks() == left > undisturbed.chunks - 4
+    pipe, extractor = pipeline(graph), ScriptedExtractor()
+    # A job of the same number, on a server that has its own: what failed is tried again all the same.
+    planned = pipe.resume("tales", content_hash(SHORT.encode()), "a")
+    assert planned is not None
+    assert not pipe.ingest(planned, extractor).failed
+    assert len(extractor.asked) == left
+    assert open_chunks() == 0
+    assert labels(graph) == wanted
+
+
+def test_a_document_without_a_plan_is_whole_where_its_sources_reach_its_end(graph: Graph) -> None:
+    pipe = pipeline(graph)
+    with pytest.raises(Stopped):
+        pipe.ingest(plan(pipe), ScriptedExtractor(), each=stop_at(3))
+    digest = content_hash(SHORT.encode())
+
+    def unfinished() -> bool:
+        with graph.transaction() as connection:
+            connection.execute("DELETE FROM kappa_graph.chunk_plan")
+            return plans.in_ontology(connection, "tales", [digest])[digest][1] > 0
+
+    assert unfinished()
+    pipe.ingest(plan(pipe), ScriptedExtractor())
+    assert not unfinished()
 
 
 def test_a_second_run_asks_nothing_and_changes_nothing(graph: Graph, url: str) -> None:

@@ -20,12 +20,14 @@ from kappa.app.kinds import cleanup, models
 from kappa.app.kinds.models import Provider
 from kappa.app.permissions import ROLES
 from kappa.app.services import Services, open_services
-from kappa.app.settings import Settings
+from kappa.app.settings import BadSetting, Settings
 from kappa.app.usecases.ingest import AlreadyThere, Uploaded
 from kappa.app.usecases.principal import Principal
 from kappa.engine import Engine, Job, JobState
 from kappa.engine.testing import drain, maintain, working
+from kappa.graph import MissingExtra
 from kappa.graph.ingest.extraction import BadExtraction, ProviderDown
+from kappa.graph.ingest.providers import ProviderRefused
 from kappa.graph.ingest.read import BrokenDocument, EmptyDocument, UnknownFormat
 from kappa.graph.store import uploads
 from kappa.pg import Database
@@ -333,6 +335,39 @@ async def test_a_provider_that_is_down_puts_the_job_to_sleep_not_to_an_end(floor
     done = await floor.run(made.job)
     assert done.state is JobState.SUCCEEDED
     assert done.max_attempts - done.attempt == 4, "sleeping uses up no attempt"
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [ProviderRefused("it does not accept the key (401)"), MissingExtra("pip install it"), BadSetting("no such model")],
+)
+async def test_what_somebody_has_to_mend_is_said_once_and_not_tried_again(floor: Floor, fault: Exception) -> None:
+    def refuse(text: str) -> None:
+        raise fault
+
+    floor.extractor.before = refuse
+    uploaded = await floor.upload(story(1, 24))
+    made = await floor.services.ingestions.submit(ANN, "tales", [uploaded.key], auto_approve=True)
+    done = await floor.run(made.job)
+    assert (done.state, done.attempt, done.error_summary) == (JobState.FAILED, 1, str(fault))
+    floor.embedder.embed = lambda texts: refuse("")  # type: ignore[method-assign,return-value]
+    floor.extractor.before = lambda text: None
+    with psycopg.connect(floor.url) as connection:
+        connection.execute("INSERT INTO kappa_graph.relation_types (name) VALUES ('X')")
+    job = await floor.services.client.enqueue("source_embedding")
+    done = await floor.run(job.id)
+    assert (done.state, done.attempt, done.error_summary) == (JobState.FAILED, 1, str(fault))
+
+
+@pytest.mark.parametrize("provider", ["openai", "anthropic"])
+async def test_a_provider_without_a_key_is_refused_before_there_is_a_job(
+    floor: Floor, monkeypatch: pytest.MonkeyPatch, provider: str
+) -> None:
+    monkeypatch.delenv(f"{provider.upper()}_API_KEY", raising=False)
+    uploaded = await floor.upload(story(1, 4))
+    with pytest.raises(ProviderRefused, match=f"has no key: set KAPPA_{provider.upper()}_API_KEY"):
+        await floor.services.ingestions.submit(ANN, "tales", [uploaded.key], provider=provider)
+    assert await floor.services.client.list_jobs() == []
 
 
 async def test_bad_output_is_counted_and_told_and_the_job_succeeds(floor: Floor) -> None:

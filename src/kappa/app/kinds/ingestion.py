@@ -38,7 +38,7 @@ LOOK_AT_CHILDREN = 0.5
 NAMED_ERRORS = 20
 """How many of what went wrong are spelled out in a result."""
 TO_BE_MENDED = (ProviderRefused, MissingExtra, BadSetting)
-"""No key, a wrong one, a model that there isn't, a package that is not installed: another attempt would meet it again."""
+"""A key that is missing or wrong, an unknown model, a package that is not installed: not for another attempt."""
 
 
 class Ingestion(BaseModel):

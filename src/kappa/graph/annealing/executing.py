@@ -53,6 +53,7 @@ DOCUMENTS_IN = sql["documents_in"]
 
 WRITTEN = (
     "ontologies", "documents", "sources", "concepts", "instances", "relations", "relation_sources", "artifacts",
+    "chunk_plan",
 )  # fmt: skip
 
 

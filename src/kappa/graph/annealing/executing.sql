@@ -73,7 +73,10 @@ SELECT %(proposal)s::bigint, 'gone ' || g.what, g.content
         SELECT 8, 'artifacts', to_jsonb(a) FROM kappa_graph.artifacts AS a WHERE a.ontology_id = %(ontology)s::int
          UNION ALL
         SELECT 9, 'proposals', jsonb_build_object('id', p.id, 'ontology_id', p.ontology_id)
-          FROM kappa_graph.proposals AS p WHERE p.ontology_id = %(ontology)s::int) AS g
+          FROM kappa_graph.proposals AS p WHERE p.ontology_id = %(ontology)s::int
+         UNION ALL
+        SELECT 10, 'chunk_plan', to_jsonb(p) FROM kappa_graph.chunk_plan AS p
+         WHERE p.document_id IN (SELECT l.gone FROM pg_temp.leaving AS l WHERE l.what = 'documents')) AS g
  ORDER BY g.place;
 
 -- name: record_before

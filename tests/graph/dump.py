@@ -72,7 +72,8 @@ QUERIES = {
 }
 HISTORY = ("proposals", "undo_rows", "seed_types", "type_measures", "type_merges", "merged_relations")
 """What comes back by `replace` only."""
-TIMES = {"created_at", "updated_at", "made_at", "undone_at", "at", "began"}
+TIMES = {"created_at", "updated_at", "made_at", "undone_at", "at", "began", "run"}
+"""When, or by whose number, something happened."""
 RECORDS = {"epochs", "changes", "type_merges", "merged_relations"}
 """Of what happened, not of what is."""
 WITH_IDS = ("ontologies", "documents", "sources", "concepts")

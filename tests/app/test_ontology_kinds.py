@@ -145,6 +145,24 @@ def test_it_waits_while_an_ingestion_works_on_the_ontology(
     assert execute(engine, client, number).state is JobState.SUCCEEDED
 
 
+def test_it_waits_for_an_ingestion_into_an_ontology_that_was_renamed_since(
+    engine: Engine, client: Client, graph: Graph, connection: Session, url: str
+) -> None:
+    number = approved(engine, client, connection)
+    found = proposals.find(connection, number)
+    assert found is not None
+    graph.rename_ontology(found.body["into"], "renamed")
+    before = dump(url)
+    connection.execute(
+        "INSERT INTO kappa.jobs (lane, kind, state, payload) "
+        "VALUES ('interactive', 'ingestion', 'queued', '{\"ontology\": \"renamed\"}')"
+    )
+    assert execute(engine, client, number).state is JobState.SCHEDULED
+    assert dump(url) == before
+    connection.execute("DELETE FROM kappa.jobs")
+    assert execute(engine, client, number).state is JobState.SUCCEEDED
+
+
 def test_no_ingestion_is_claimed_between_the_look_and_the_commit(
     engine: Engine, client: Client, graph: Graph, connection: Session, url: str
 ) -> None:

@@ -244,3 +244,10 @@ UPDATE kappa_graph.ontologies SET name = %(name)s::text WHERE id = %(ontology)s:
 
 -- name: documents_in
 SELECT count(*) FROM kappa_graph.documents WHERE ontology_id = %(ontology)s::int;
+
+-- name: names
+-- Of these ontologies, and of those that the execution made.
+SELECT o.name FROM kappa_graph.ontologies AS o
+ WHERE o.key = ANY (%(keys)s::uuid[])
+    OR o.id IN (SELECT (u.content->>'id')::int FROM kappa_graph.undo_rows AS u
+                 WHERE u.proposal_id = %(proposal)s::bigint AND u.what = 'made ontologies');

@@ -15,7 +15,7 @@ import pytest
 from kappa.app import kinds
 from kappa.app.kinds import maps, measures
 from kappa.app.settings import Settings
-from kappa.engine import Engine, Job, JobContext, JobState
+from kappa.engine import BadPayload, Engine, Job, JobContext, JobState
 from kappa.engine.testing import Heard, drain, maintain, working
 from kappa.engine.tools import ArtifactStore, artifacts_of
 from kappa.graph import Graph, GraphConfig, NewConcept
@@ -446,6 +446,20 @@ async def test_a_polarity_is_kept_with_its_picture(engine: Engine, graph: Graph)
         failed = await run(engine, "polarity", {"positive": "otter 0", "negative": "quartz 1", **wrong})
         assert why in (failed.error_summary or "")
         assert failed.attempt == 1
+
+
+async def test_a_map_of_more_than_its_way_can_take_is_refused_at_once(engine: Engine, graph: Graph) -> None:
+    async with engine.async_client() as client:
+        with pytest.raises(BadPayload, match="5000 concepts by tsne are too many: 2000 at most, 20000 by pca"):
+            await client.enqueue("projection", {"most": 5000})
+        assert await client.list_jobs() == []
+    assert (await run(engine, "projection", {"most": 5000, "way": "pca"})).state is JobState.SUCCEEDED
+
+
+async def test_no_two_schedules_are_due_at_one_time(engine: Engine) -> None:
+    async with engine.async_client() as client:
+        times = [one.cron for one in await client.schedules()]
+    assert len(set(times)) == len(times) > 4
 
 
 async def test_a_map_that_is_there_is_not_drawn_again(engine: Engine, graph: Graph) -> None:

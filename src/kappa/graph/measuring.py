@@ -11,6 +11,7 @@ from psycopg import Connection
 
 from kappa.graph import merging
 from kappa.graph.access import Access
+from kappa.graph.config import MOST_MAPPED
 from kappa.graph.errors import BadQuestion, UnknownConcept
 from kappa.graph.findings import Artifact, Measured, MeasuredType, Merge, NewArtifact
 from kappa.graph.ingest.embedding import Embedder
@@ -29,7 +30,7 @@ from kappa.pg.queries import Row
 A = TypeVar("A", Related, SearchAnswer)
 
 SVG = "image/svg+xml"
-MAX_MAP = 20_000
+PARTIAL_KEPT = timedelta(days=1)
 """Concepts on one map."""
 Step = Callable[[float, float, str], None]
 """Told how far it is, of how much, and with what; it may raise to stop."""
@@ -192,9 +193,9 @@ class Measuring(Access):
         The same parameters at the same epoch are the same map, which is not made twice.
         """
         self._only_own("has no map")
-        if way not in ("pca", "tsne") or not 1 <= most <= (projection.MOST_TSNE if way == "tsne" else MAX_MAP):
+        if not 1 <= most <= MOST_MAPPED.get(way, 0):
             raise BadQuestion(
-                f"{most} concepts by {way!r}: there may be {projection.MOST_TSNE} by tsne, {MAX_MAP} by pca"
+                f"{most} concepts by {way!r}: there may be {MOST_MAPPED['tsne']} by tsne, {MOST_MAPPED['pca']} by pca"
             )
         with self._pool.connection() as connection, one_state(connection):
             epoch = clock.now(connection)
@@ -233,7 +234,7 @@ class Measuring(Access):
         return self.keep_artifact(replace(new, content=content, data=drawn, media_type=SVG, keep=keep))
 
     def keep_polarity(self, found: Polarity, parameters: Mapping[str, Any]) -> UUID:
-        """An answer about polarity, with its picture."""
+        """An answer about polarity, with its picture. One that is not complete is another artifact, kept for a day."""
         drawn = pictures.polarity(
             found.negative.label, found.positive.label,
             [pictures.Mark(i.concept.label, i.position, i.direction, i.grounding) for i in found.items],
@@ -241,8 +242,11 @@ class Measuring(Access):
         )  # fmt: skip
         name = f"from {found.negative.label} to {found.positive.label}"
         content = _plain(asdict(found))
+        if not found.complete:
+            parameters = {**parameters, "complete": False}
+        keep = None if found.complete else PARTIAL_KEPT
         return self.keep_artifact(
-            NewArtifact("polarity", found.as_of_epoch, parameters, name, None, content, drawn, SVG)
+            NewArtifact("polarity", found.as_of_epoch, parameters, name, None, content, drawn, SVG, keep)
         )  # fmt: skip
 
     def keep_artifact(self, new: NewArtifact) -> UUID:
@@ -294,7 +298,9 @@ def _named(unit: projection.Doubles, labels: clusters.Labels, rows: Sequence[Con
 def _facts(found: Polarity) -> str:
     linked = "" if found.correlation is None else f", correlation with grounding {found.correlation:+.2f}"
     middle = "" if found.mean is None else f", mean {found.mean:+.2f}"
-    return f"{len(found.items)} concepts by {found.model}{middle}{linked}"
+    missing = "; ".join(f"{one.what}: {one.why}" for one in found.skipped)
+    partial = "" if found.complete else f"; NOT COMPLETE: {missing}"
+    return f"{len(found.items)} concepts by {found.model}{middle}{linked}{partial}"
 
 
 def _plain(value: Any) -> Any:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 from uuid import UUID, uuid4
 
 import psycopg
@@ -29,7 +30,7 @@ from kappa.graph import MissingExtra
 from kappa.graph.ingest.extraction import BadExtraction, ProviderDown
 from kappa.graph.ingest.providers import ProviderRefused
 from kappa.graph.ingest.read import BrokenDocument, EmptyDocument, UnknownFormat
-from kappa.graph.store import uploads
+from kappa.graph.store import plans, uploads
 from kappa.pg import Database
 from tests.app.patience import becomes, blocked
 from tests.graph.ingest.made import picture
@@ -251,6 +252,39 @@ async def test_the_job_of_several_tells_how_far_all_are_and_cancels_them_all(flo
         child = next(job for job in await client.list_jobs(kinds=["ingestion"]) if job.state is not JobState.SUCCEEDED
                      and job.parent_id == made.job)  # fmt: skip
         assert (await client.wait(child.id)).state is JobState.CANCELLED
+
+
+async def test_a_passing_fault_of_the_database_does_not_end_the_progress_of_several(
+    floor: Floor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = threading.Event()
+
+    def hold(text: str) -> None:
+        gate.wait(30)
+
+    floor.extractor.before = hold
+    count, failed = plans.counts, threading.Event()
+
+    def failing_once(*args: Any) -> dict[bytes, tuple[int, int]]:
+        if not failed.is_set():
+            failed.set()
+            raise psycopg.OperationalError("the server is starting up")
+        return count(*args)
+
+    monkeypatch.setattr(plans, "counts", failing_once)
+    files = [await floor.upload(story(number, 8), name=f"{number}.txt") for number in (1, 2)]
+    made = await floor.services.ingestions.submit(ANN, "tales", [one.key for one in files], auto_approve=True)
+    async with working(floor.engine):
+
+        async def told() -> bool:
+            return (await floor.services.client.show(made.job)).progress_message is not None
+
+        try:
+            await becomes(told, what="the parent says how far its children are")
+            assert failed.is_set()
+        finally:
+            gate.set()
+        assert (await floor.services.client.wait(made.job)).state is JobState.SUCCEEDED
 
 
 async def test_one_broken_file_of_many_costs_only_itself(floor: Floor) -> None:

@@ -286,9 +286,9 @@ def _watching(ctx: JobContext, shop: Workshop, ontology: str, files: "list[Uploa
     over = threading.Event()
 
     def watch() -> None:
-        # Nobody to tell, or nobody to ask: the children go on all the same.
-        with suppress(KappaError, psycopg.Error, RuntimeError):
-            while not over.wait(LOOK_AT_CHILDREN):
+        while not over.wait(LOOK_AT_CHILDREN):
+            # Nobody to tell, or nobody to ask, for now: the children go on all the same.
+            with suppress(KappaError, psycopg.Error, RuntimeError):
                 _tell(ctx, shop, ontology, files)
 
     watcher = threading.Thread(target=watch, name=f"kappa ingestion {ctx.job_id}", daemon=True)

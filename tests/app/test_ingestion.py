@@ -384,7 +384,7 @@ async def test_what_somebody_has_to_mend_is_said_once_and_not_tried_again(floor:
     made = await floor.services.ingestions.submit(ANN, "tales", [uploaded.key], auto_approve=True)
     done = await floor.run(made.job)
     assert (done.state, done.attempt, done.error_summary) == (JobState.FAILED, 1, str(fault))
-    floor.embedder.embed = lambda texts: refuse("")  # type: ignore[method-assign,return-value]
+    floor.embedder.embed = lambda texts: refuse("")
     floor.extractor.before = lambda text: None
     with psycopg.connect(floor.url) as connection:
         connection.execute("INSERT INTO kappa_graph.relation_types (name) VALUES ('X')")

@@ -18,7 +18,7 @@ from kappa.graph.ingest.embedding import Embedder
 from kappa.graph.ingest.match import type_text
 from kappa.graph.measures import clusters, pictures, projection
 from kappa.graph.measures import vocabulary as wording
-from kappa.graph.model import Concept, Polarity, Related, SearchAnswer
+from kappa.graph.model import Concept, EnrichedPaths, Path, Paths, Polarity, Related, SearchAnswer
 from kappa.graph.query import grounding
 from kappa.graph.query.grounding import Groundings
 from kappa.graph.query.reading import one_state
@@ -28,10 +28,11 @@ from kappa.graph.store.vocabulary import Last
 from kappa.pg.queries import Row
 
 A = TypeVar("A", Related, SearchAnswer)
+P = TypeVar("P", Paths, EnrichedPaths)
 
 SVG = "image/svg+xml"
 PARTIAL_KEPT = timedelta(days=1)
-"""Concepts on one map."""
+"""How long an answer is kept that is not whole."""
 Step = Callable[[float, float, str], None]
 """Told how far it is, of how much, and with what; it may raise to stop."""
 
@@ -56,15 +57,20 @@ class Measuring(Access):
 
     def with_measures(self, answer: A) -> A:
         """The same answer, the first hundred of its concepts measured."""
-        self._only_own("is not measured")
-        nodes = [item.concept.node for item in answer.items[: grounding.AT_ONCE]]
-        with self._pool.connection() as connection, one_state(connection):
-            found = grounding.measure(connection, nodes)
-
-        def measured(concept: Concept) -> Concept:
-            return replace(concept, measured=found.get(concept.node))
-
+        measured = self._measuring([item.concept for item in answer.items])
         return replace(answer, items=tuple(replace(item, concept=measured(item.concept)) for item in answer.items))
+
+    def with_measured_paths(self, answer: P) -> P:
+        """The same answer, the first hundred of the concepts on its paths measured."""
+        measured = self._measuring([concept for path in answer.items for concept in path.concepts])
+        return replace(answer, items=tuple(Path(tuple(map(measured, p.concepts)), p.relations) for p in answer.items))
+
+    def _measuring(self, found: Sequence[Concept]) -> Callable[[Concept], Concept]:
+        self._only_own("is not measured")
+        nodes = list(dict.fromkeys(concept.node for concept in found))[: grounding.AT_ONCE]
+        with self._pool.connection() as connection, one_state(connection):
+            known = grounding.measure(connection, nodes)
+        return lambda concept: replace(concept, measured=known.get(concept.node))
 
     # The vocabulary
 

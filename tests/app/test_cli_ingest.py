@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from kappa.app.cli.ingest_progress import remarks
+from kappa.app.kinds.ingestion import IngestionResult
 from tests.app.conftest import Up
 from tests.app.person import Person, hired, line_of, served
 from tests.conftest import Server
@@ -154,6 +156,32 @@ def test_what_is_there_already_is_left_out_unless_forced(kg: Person, notes: Path
     forced = kg.says("ingest", notes / "otters.txt", "--ontology", "twice", "-y", "--force")
     assert (forced["duplicates"], forced["estimate"]["documents"]) == ([], 1)
     assert kg("job", "watch", more["job"], forced["job"]).returncode == 0
+
+
+def test_who_approves_what_awaits_approval_already_approves_that(kg: Person, tmp_path: Path) -> None:
+    (tmp_path / "moles.txt").write_text("Moles dig tunnels.")
+    first = kg.says("ingest", tmp_path / "moles.txt", "--ontology", "moles")
+    assert first["state"] == "awaiting_approval"
+    unapproved = kg("ingest", tmp_path / "moles.txt", "--ontology", "moles")
+    assert unapproved.stdout.splitlines()[-1] == (
+        f"nothing new to ingest: it is on its way, `kg job show {first['job']}` says how far"
+    )
+    again = kg("ingest", tmp_path / "moles.txt", "--ontology", "moles", "-y", "-w")
+    assert again.returncode == 0, again.stderr
+    assert f"job {first['job']}, which has the same content, awaited approval: approved" in again.stderr
+    assert f"job {first['job']} succeeded: 1 document" in again.stdout
+
+
+def test_what_came_of_it_has_a_line_for_what_was_dropped_unmatched_and_paid() -> None:
+    nothing = IngestionResult(
+        documents=1, chunks=2, failed_chunks=0, concepts=3, instances=4, relations=5, matched=0, dropped=0, errors=[]
+    )
+    assert remarks(nothing) == []
+    more = {"dropped": 2, "of_other_models": 1, "calls": 3, "tokens_in": 4000, "tokens_out": 50, "cost": "0.0123"}
+    dropped, unmatched, paid = remarks(IngestionResult.model_validate(nothing.model_dump() | more))
+    assert dropped.startswith("2 things that the provider said were dropped")
+    assert "kg job enqueue source_embedding" in unmatched
+    assert paid == "3 calls of the provider, 4,000 tokens in and 50 out: $0.0123"
 
 
 def test_who_may_not_approve_or_ingest_is_told(shared: Up, notes: Path) -> None:

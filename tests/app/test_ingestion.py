@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 from uuid import UUID, uuid4
 
 import psycopg
@@ -20,14 +21,16 @@ from kappa.app.kinds import cleanup, models
 from kappa.app.kinds.models import Provider
 from kappa.app.permissions import ROLES
 from kappa.app.services import Services, open_services
-from kappa.app.settings import Settings
+from kappa.app.settings import BadSetting, Settings
 from kappa.app.usecases.ingest import AlreadyThere, Uploaded
 from kappa.app.usecases.principal import Principal
 from kappa.engine import Engine, Job, JobState
 from kappa.engine.testing import drain, maintain, working
+from kappa.graph import MissingExtra
 from kappa.graph.ingest.extraction import BadExtraction, ProviderDown
+from kappa.graph.ingest.providers import ProviderRefused
 from kappa.graph.ingest.read import BrokenDocument, EmptyDocument, UnknownFormat
-from kappa.graph.store import uploads
+from kappa.graph.store import plans, uploads
 from kappa.pg import Database
 from tests.app.patience import becomes, blocked
 from tests.graph.ingest.made import picture
@@ -251,6 +254,39 @@ async def test_the_job_of_several_tells_how_far_all_are_and_cancels_them_all(flo
         assert (await client.wait(child.id)).state is JobState.CANCELLED
 
 
+async def test_a_passing_fault_of_the_database_does_not_end_the_progress_of_several(
+    floor: Floor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = threading.Event()
+
+    def hold(text: str) -> None:
+        gate.wait(30)
+
+    floor.extractor.before = hold
+    count, failed = plans.counts, threading.Event()
+
+    def failing_once(*args: Any) -> dict[bytes, tuple[int, int]]:
+        if not failed.is_set():
+            failed.set()
+            raise psycopg.OperationalError("the server is starting up")
+        return count(*args)
+
+    monkeypatch.setattr(plans, "counts", failing_once)
+    files = [await floor.upload(story(number, 8), name=f"{number}.txt") for number in (1, 2)]
+    made = await floor.services.ingestions.submit(ANN, "tales", [one.key for one in files], auto_approve=True)
+    async with working(floor.engine):
+
+        async def told() -> bool:
+            return (await floor.services.client.show(made.job)).progress_message is not None
+
+        try:
+            await becomes(told, what="the parent says how far its children are")
+            assert failed.is_set()
+        finally:
+            gate.set()
+        assert (await floor.services.client.wait(made.job)).state is JobState.SUCCEEDED
+
+
 async def test_one_broken_file_of_many_costs_only_itself(floor: Floor) -> None:
     good = await floor.upload(story(1, 8))
     bad = await floor.upload(picture([]), name="blank.png")
@@ -333,6 +369,39 @@ async def test_a_provider_that_is_down_puts_the_job_to_sleep_not_to_an_end(floor
     done = await floor.run(made.job)
     assert done.state is JobState.SUCCEEDED
     assert done.max_attempts - done.attempt == 4, "sleeping uses up no attempt"
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [ProviderRefused("it does not accept the key (401)"), MissingExtra("pip install it"), BadSetting("no such model")],
+)
+async def test_what_somebody_has_to_mend_is_said_once_and_not_tried_again(floor: Floor, fault: Exception) -> None:
+    def refuse(text: str) -> None:
+        raise fault
+
+    floor.extractor.before = refuse
+    uploaded = await floor.upload(story(1, 24))
+    made = await floor.services.ingestions.submit(ANN, "tales", [uploaded.key], auto_approve=True)
+    done = await floor.run(made.job)
+    assert (done.state, done.attempt, done.error_summary) == (JobState.FAILED, 1, str(fault))
+    floor.embedder.embed = lambda texts: refuse("")
+    floor.extractor.before = lambda text: None
+    with psycopg.connect(floor.url) as connection:
+        connection.execute("INSERT INTO kappa_graph.relation_types (name) VALUES ('X')")
+    job = await floor.services.client.enqueue("source_embedding")
+    done = await floor.run(job.id)
+    assert (done.state, done.attempt, done.error_summary) == (JobState.FAILED, 1, str(fault))
+
+
+@pytest.mark.parametrize("provider", ["openai", "anthropic"])
+async def test_a_provider_without_a_key_is_refused_before_there_is_a_job(
+    floor: Floor, monkeypatch: pytest.MonkeyPatch, provider: str
+) -> None:
+    monkeypatch.delenv(f"{provider.upper()}_API_KEY", raising=False)
+    uploaded = await floor.upload(story(1, 4))
+    with pytest.raises(ProviderRefused, match=f"has no key: set KAPPA_{provider.upper()}_API_KEY"):
+        await floor.services.ingestions.submit(ANN, "tales", [uploaded.key], provider=provider)
+    assert await floor.services.client.list_jobs() == []
 
 
 async def test_bad_output_is_counted_and_told_and_the_job_succeeds(floor: Floor) -> None:

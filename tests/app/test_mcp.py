@@ -6,10 +6,12 @@ import os
 import signal
 import subprocess
 import sys
+import xml.etree.ElementTree as ET
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import httpx2
 import pytest
@@ -31,7 +33,7 @@ STATUS = "kappa://workers/status"
 TOOLS = {
     *("enqueue_job", "list_jobs", "show_job", "wait_for_job", "approve_job", "reject_job", "cancel_job"),
     *("retry_job", "prioritise_job"),
-    *("search", "concept", "related", "path", "polarity", "ingest"),
+    *("search", "concept", "related", "path", "polarity", "list_results", "read_result", "ingest"),
     *("ontologies", "proposals"),
     *("tools", "run_tool", "list_tool_runs", "show_tool_run", "wait_for_tool_run", "read_artifact", "cancel_tool_run"),
 }
@@ -179,14 +181,40 @@ async def test_an_agent_asks_the_graph(shared: Up, way: str) -> None:
         way_there = await call(client, "path", start="Otter", goal="Whale", around=1)
         assert [one["label"] for one in way_there["items"][0]["concepts"]] == ["Otter", "River", "Sea", "Whale"]
         assert len(way_there["around"]) == 4
+        assert all(one["measured"]["confidence"] for one in way_there["items"][0]["concepts"])
         poles = await call(client, "polarity", positive="River", negative="Sea", max_hops=3)
         assert [one["concept"]["label"] for one in poles["items"]] == ["Otter", "Fish", "Krill", "Whale"]
 
         [content] = (await client.read_resource("kappa://graph/vocabulary")).contents
-        assert {"EATS", "LIVES_IN"} <= {one["name"] for one in json.loads(content.text)}
+        types = {one["name"]: one for one in json.loads(content.text)}
+        assert {"EATS", "LIVES_IN"} <= types.keys()
+        assert (types["EATS"]["stance_by"], types["EATS"]["epistemic"]) == ("words", None)
 
         assert await refusal(client, "related", concept="Yeti") == "there is no concept 'Yeti'"
         assert (await refusal(client, "related", concept="Otter", max_hops=21)).startswith("max_hops: ")
+
+
+@pytest.mark.parametrize("way", ["stdio", "http legacy"])
+async def test_an_agent_reads_what_a_job_left(shared: Up, way: str) -> None:
+    with shared.client() as operator:
+        operator.post("/graph/concepts", json=worlds.concepts()).raise_for_status()
+        operator.post("/graph/relations", json=worlds.relations()).raise_for_status()
+    async with agent(shared, way) as client:
+        kinds = {"projection": {"way": "pca"}, "polarity": {"positive": "River", "negative": "Sea"}}
+        for kind, payload in kinds.items():
+            made = await call(client, "enqueue_job", kind=kind, payload=payload)
+            job = await call(client, "wait_for_job", job_id=made["id"])
+            assert job["state"] == "succeeded", job
+            left = await call(client, "read_result", artifact=job["result"]["artifact"])
+            assert (left["artifact"]["kind"], left["picture"]) == (kind, None)
+            assert "Otter" in json.dumps(left["content"])
+            drawn = await call(client, "read_result", artifact=job["result"]["artifact"], picture=True)
+            assert drawn["content"] is None
+            assert ET.fromstring(drawn["picture"]).tag.endswith("svg")
+            listed = await call(client, "list_results", kind=kind)
+            assert job["result"]["artifact"] in [one["id"] for one in listed["items"]]
+        nobody = await refusal(client, "read_result", artifact=str(UUID(int=5)))
+        assert nobody == f"there is no artifact {UUID(int=5)}"
 
 
 @pytest.mark.parametrize("way", ["stdio", "http legacy"])

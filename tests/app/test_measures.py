@@ -47,6 +47,12 @@ async def test_a_concept_says_how_well_it_is_founded_and_why(site: Site, operato
             assert (fish["measured"] is not None) == asked
             if asked:
                 assert fish["measured"]["grounding"] == found["grounding"]
+    ends = {"start": "Otter", "goal": "Fish", "relation_types": ["SUPPORTS"]}
+    for question in ("path", "enriched-path"):
+        for asked in (True, False):
+            answer = await reader.post(f"/query/{question}", json={**ends, "measures": asked})
+            last = answer.raise_for_status().json()["items"][0]["concepts"][-1]
+            assert (last["measured"] or {}).get("grounding") == (found["grounding"] if asked else None)
     axis = (await reader.post("/query/polarity", json=worlds.QUESTIONS["polarity"])).raise_for_status().json()
     grounded = {item["concept"]["label"]: item["grounding"] for item in axis["items"]}
     assert grounded["Fish"] == found["grounding"]["value"]
@@ -111,6 +117,7 @@ def test_kg_shows_measures_merges_and_maps(up: Up, tmp_path: Path) -> None:
     assert "Fish  zoology" in said("related", "River")
     assert "+0.23" in said("related", "River")
     assert "+0.23" in said("search", "Fish")
+    assert "Fish  +0.23" in said("path", "Otter", "Fish")
     assert "grounding" in said("polarity", "River", "Sea")
     merge = json.loads(said("vocab", "merge", "FLOWS_INTO", "LIVES_IN", "--json"))
     assert "→ LIVES_IN" in said("vocab", "list", "--merged")

@@ -11,13 +11,12 @@ import pytest
 from kappa.app.kinds import ontologies
 from kappa.engine import Client, Engine, Job, JobState, WorkerConfig
 from kappa.engine.store import jobs
-from kappa.engine.testing import Heard, working
+from kappa.engine.testing import working
 from kappa.graph import Budget, Graph, GraphConfig, NewConcept
 from kappa.graph.store import proposals
 from kappa.pg.ops import run
 from kappa.pg.queries import Row
 from tests.app.restoring import DoomedWorker
-from tests.app.test_kinds import Interrupted
 from tests.graph.dump import dump
 from tests.graph.libraries import write_library
 from tests.ground import PATIENCE
@@ -146,6 +145,24 @@ def test_it_waits_while_an_ingestion_works_on_the_ontology(
     assert execute(engine, client, number).state is JobState.SUCCEEDED
 
 
+def test_it_waits_for_an_ingestion_into_an_ontology_that_was_renamed_since(
+    engine: Engine, client: Client, graph: Graph, connection: Session, url: str
+) -> None:
+    number = approved(engine, client, connection)
+    found = proposals.find(connection, number)
+    assert found is not None
+    graph.rename_ontology(found.body["into"], "renamed")
+    before = dump(url)
+    connection.execute(
+        "INSERT INTO kappa.jobs (lane, kind, state, payload) "
+        "VALUES ('interactive', 'ingestion', 'queued', '{\"ontology\": \"renamed\"}')"
+    )
+    assert execute(engine, client, number).state is JobState.SCHEDULED
+    assert dump(url) == before
+    connection.execute("DELETE FROM kappa.jobs")
+    assert execute(engine, client, number).state is JobState.SUCCEEDED
+
+
 def test_no_ingestion_is_claimed_between_the_look_and_the_commit(
     engine: Engine, client: Client, graph: Graph, connection: Session, url: str
 ) -> None:
@@ -189,25 +206,3 @@ def test_a_killed_execution_is_whole_or_nothing(
         assert dump(url) == before
         connection.execute("DELETE FROM kappa.jobs WHERE id = %s", [job])
     assert execute(engine, client, number).state is JobState.SUCCEEDED
-
-
-@pytest.mark.parametrize("kind", ["ontology_annealing", "proposal_execution"])
-async def test_a_cancel_in_the_middle_writes_nothing(
-    engine: Engine, graph: Graph, url: str, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
-    payload = None
-    with engine.client() as blocking, psycopg.connect(url, autocommit=True) as connection:
-        if kind == "proposal_execution":
-            payload = {"proposal": await asyncio.to_thread(approved, engine, blocking, connection)}
-    before = dump(url)
-    with monkeypatch.context() as patched:
-        interrupted = Interrupted(engine, patched, 1)
-        async with engine.async_client() as client, working(engine):
-            made = await client.enqueue(kind, payload)
-            heard = Heard(engine)
-            async with asyncio.timeout(PATIENCE):
-                await interrupted.reached.wait()
-            await client.cancel(made.id, "enough")
-            await heard.until("settled", job=made.id)
-            assert (await client.show(made.id)).state is JobState.CANCELLED
-    assert dump(url) == before

@@ -8,6 +8,7 @@ from pathlib import Path
 from uuid import uuid4
 
 import httpx2
+import psycopg
 import pytest
 
 from kappa.app.api import application
@@ -16,7 +17,7 @@ from kappa.app.usecases.overview import Overview, Pulse
 from kappa.app.web import drawings, files, ingest, site
 from kappa.app.web import site as pages
 from kappa.app.web.pages import POLICY, way_back
-from kappa.engine import Lane
+from kappa.engine import Executor, Lane
 from kappa.graph import Graph
 from kappa.graph.store import ontologies, proposals
 from tests.app.conftest import KAPPA, Site
@@ -557,6 +558,27 @@ async def test_alarms_say_what_needs_somebody(site: Site) -> None:
     overview.forget()
     said = [alarm.text for alarm in (await overview.glance()).alarms]
     assert "the lane idle is drained, and 1 job waits" in said
+
+
+async def test_jobs_that_no_remote_worker_offers_to_do_are_an_alarm(site: Site, url: str) -> None:
+    """A kind that needs the database, say, in a lane that was made a fleet lane."""
+    client = site.services.client
+    await client.declare_lane(Lane("far", kinds=("far_kind", "other_kind"), executor=Executor.FLEET))
+    await client.enqueue("far_kind")
+    await client.enqueue("other_kind")
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(
+            "INSERT INTO kappa.fleet_workers (owner, pass, worker, kinds, cores, memory_mb, labels, slots, version) "
+            "VALUES ('fleet:1:w', 1, 'w', '{other_kind}', 1, 1, '{}', 1, '1')"
+        )
+        overview = Overview(client)
+        said = [alarm.text for alarm in (await overview.glance()).alarms]
+        assert [text for text in said if "far" in text] == [
+            "no remote worker offers far_kind, and 1 job waits in the fleet lane far"
+        ]
+        connection.execute("UPDATE kappa.fleet_workers SET seen_at = now() - interval '6 minutes'")
+        overview.forget()
+        assert sum("no remote worker offers" in alarm.text for alarm in (await overview.glance()).alarms) == 2
 
 
 async def test_ended_jobs_are_counted_without_being_read(site: Site) -> None:

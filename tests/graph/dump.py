@@ -51,8 +51,29 @@ QUERIES = {
     "proposals": """
         SELECT o.key, o.kind, n.name AS ontology, o.body, o.scores, o.state, o.decided_by
           FROM kappa_graph.proposals AS o LEFT JOIN kappa_graph.ontologies AS n ON n.id = o.ontology_id""",
+    "chunk_plan": """
+        SELECT n.name AS ontology, encode(d.content_hash, 'hex') AS hash, o.ordinal, o.start_offset, o.end_offset,
+               o.words, o.state, o.extractor, o.concepts, o.instances, o.relations, o.matched, o.dropped, o.error
+          FROM kappa_graph.chunk_plan AS o JOIN kappa_graph.documents AS d ON d.id = o.document_id
+          JOIN kappa_graph.ontologies AS n ON n.id = d.ontology_id""",
+    "seed_types": "SELECT o.model, o.name, o.embedding FROM kappa_graph.seed_types AS o",
+    "type_measures": """
+        SELECT y.name, o.stance, o.model, o.scores, o.best, o.ambiguous, o.epistemic, o.grounding, o.sampled, o.grounded
+          FROM kappa_graph.type_measures AS o JOIN kappa_graph.relation_types AS y ON y.id = o.type_id""",
+    # What it takes to undo something speaks of rows by their numbers.
+    "type_merges": """
+        SELECT o.id, m.name AS merged, s.name AS survivor, o.similarity, o.made_by, o.undone_by, o.moved, o.followers
+          FROM kappa_graph.type_merges AS o JOIN kappa_graph.relation_types AS m ON m.id = o.merged
+          JOIN kappa_graph.relation_types AS s ON s.id = o.survivor""",
+    "merged_relations": "SELECT o.* FROM kappa_graph.merged_relations AS o",
+    "undo_rows": """
+        SELECT p.key AS proposal, o.id, o.what, o.content
+          FROM kappa_graph.undo_rows AS o JOIN kappa_graph.proposals AS p ON p.id = o.proposal_id""",
 }
-TIMES = {"created_at", "updated_at", "made_at", "undone_at", "at", "began"}
+HISTORY = ("proposals", "undo_rows", "seed_types", "type_measures", "type_merges", "merged_relations")
+"""What comes back by `replace` only."""
+TIMES = {"created_at", "updated_at", "made_at", "undone_at", "at", "began", "run"}
+"""When, or by whose number, something happened."""
 RECORDS = {"epochs", "changes", "type_merges", "merged_relations"}
 """Of what happened, not of what is."""
 WITH_IDS = ("ontologies", "documents", "sources", "concepts")

@@ -62,3 +62,31 @@ def write_beside(url: str) -> None:
             "INSERT INTO kappa_graph.proposals (key, kind, ontology_id, body, as_of_epoch) "
             "SELECT gen_random_uuid(), 'dissolve', id, '{}', 1 FROM kappa_graph.ontologies LIMIT 1"
         )
+        connection.execute(
+            "INSERT INTO kappa_graph.undo_rows (proposal_id, what, content) "
+            "SELECT id, 'gone concepts', %s FROM kappa_graph.proposals",
+            [json.dumps({"id": 7, "label": "tab\t \\N é"})],
+        )
+        connection.execute("INSERT INTO kappa_graph.seed_types VALUES ('CAUSES', 'm', '{0.5,-0.25}')")
+        connection.execute(
+            "INSERT INTO kappa_graph.type_measures "
+            "(type_id, stance, model, scores, best, epistemic, grounding, sampled) "
+            "SELECT id, 0.75, 'm', %s, 'causal', 'mixed', -0.125, 3 "
+            "FROM kappa_graph.relation_types WHERE name = 'EATS'",
+            [json.dumps({"causal": 0.5})],
+        )
+        connection.execute(
+            "INSERT INTO kappa_graph.type_merges (merged, survivor, similarity, made_by, moved, followers) "
+            "SELECT id, merged_into, 0.875, 'ada', '{11,12}', '{}' "
+            "FROM kappa_graph.relation_types WHERE name = 'NOURISHES'"
+        )
+        connection.execute(
+            "INSERT INTO kappa_graph.merged_relations "
+            "SELECT m.id, 999, r.id, r.from_id, r.to_id, 40, 'c', 'p', '2026-01-01', '{1}', '{}', 50 "
+            "FROM kappa_graph.type_merges AS m JOIN kappa_graph.relations AS r ON r.type_id = m.survivor"
+        )
+        connection.execute(
+            "INSERT INTO kappa_graph.chunk_plan "
+            "(document_id, ordinal, start_offset, end_offset, words, state, run, error, finished_at) "
+            "SELECT id, 0, 0, 5, 1, 'failed', 'job 1', 'no JSON', now() FROM kappa_graph.documents"
+        )

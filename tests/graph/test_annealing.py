@@ -16,7 +16,7 @@ from kappa.graph.errors import BadProposal
 from kappa.graph.store import proposals, vectors
 from kappa.graph.store.proposals import Proposal
 from kappa.pg.queries import Row
-from tests.graph.dump import Lines, dump, whole
+from tests.graph.dump import HISTORY, Lines, dump, whole
 from tests.graph.libraries import OTTERS, write_beside, write_document, write_library
 
 Session = psycopg.Connection[Row]
@@ -47,7 +47,7 @@ def take_back(connection: Session, proposal: Proposal) -> None:
 
 
 def content(url: str) -> Lines:
-    return {table: lines for table, lines in dump(url).items() if table != "proposals"}
+    return {table: lines for table, lines in dump(url).items() if table not in HISTORY}
 
 
 def overlapping(graph: Graph, url: str) -> None:

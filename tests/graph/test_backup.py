@@ -12,15 +12,19 @@ import pytest
 from psycopg import sql
 
 from kappa.graph import Graph, GraphConfig, NewConcept
+from kappa.graph.annealing.executing import execute
+from kappa.graph.annealing.proposing import anneal
+from kappa.graph.annealing.undoing import undo
 from kappa.graph.backup import Mode, Restored, make, pieces_of, restore, verify, write_file
 from kappa.graph.backup.archive import Header, Writer
 from kappa.graph.backup.catalog import KEPT, LEFT_OUT, TABLES
 from kappa.graph.errors import BadBackup, GraphBusy
 from kappa.graph.query.budget import Budget
+from kappa.graph.store import proposals
 from kappa.pg import Database
 from tests.conftest import Server
-from tests.graph.dump import dump, whole
-from tests.graph.libraries import write_beside, write_document, write_library
+from tests.graph.dump import HISTORY, Lines, dump, whole
+from tests.graph.libraries import OTTERS, write_beside, write_document, write_library
 
 
 @pytest.fixture
@@ -65,7 +69,7 @@ def test_every_table_is_kept_or_left_out_for_a_reason(connection: psycopg.Connec
 
 def test_a_backup_says_what_it_is_and_tar_can_read_it(library: bytes, tmp_path: Path) -> None:
     header, manifest = verify([library])
-    assert (header.kappa_backup, manifest.rows["ontologies"], manifest.rows["documents"]) == (1, 2, 2)
+    assert (header.kappa_backup, manifest.rows["ontologies"], manifest.rows["documents"]) == (2, 2, 2)
     with tarfile.open(fileobj=io.BytesIO(library), mode="r:gz") as tar:
         assert tar.getnames()[0] == "kappa-backup.json"
         assert tar.getnames()[-1] == "manifest.json"
@@ -95,6 +99,43 @@ def test_replace_twice_is_replace_once(library: bytes, url: str, other: str) -> 
     put(other, library, Mode.REPLACE)
     put(other, library, Mode.REPLACE)
     assert dump(other) == dump(url)
+
+
+def test_every_table_that_is_kept_is_compared_with_something_in_it(library: bytes, url: str) -> None:
+    rows = dump(url)
+    assert set(KEPT) == {*rows, "relation_sources"}, "which stands beside the relations"
+    assert [table for table, lines in rows.items() if not lines] == []
+
+
+def test_what_was_done_before_a_backup_can_be_undone_after_it(
+    graph: Graph, url: str, other: str, other_graph: Graph, tmp_path: Path
+) -> None:
+    def content(of: str) -> Lines:
+        return {table: lines for table, lines in dump(of).items() if table not in HISTORY}
+
+    write_library(graph)
+    links = [("otters", kind, "fish") for kind in ("EATS", "CONSUMES")] + [("otters", "CONSUMES", "water")]
+    write_document(graph, "brooks", "brooks.txt", OTTERS, links)
+    states = [content(url)]
+    merge = graph.merge_types("CONSUMES", "EATS", by="ada", similarity=0.9)
+    assert (merge.relations, merge.united) == (2, 1)
+    states.append(content(url))
+    with psycopg.connect(url, autocommit=True) as connection:
+        anneal(connection)
+        proposal = next(one.id for one in proposals.find_all(connection) if one.kind == "merge")
+        assert proposals.decide(connection, proposal, "approved", "ada")
+        with connection.transaction():
+            execute(connection, proposal)
+    assert content(url) != states[1]
+    put(other, backup(url, tmp_path / "done.kappa"), Mode.REPLACE)
+    with psycopg.connect(other, autocommit=True) as connection:
+        assert proposals.ask_undo(connection, proposal, "bob")
+        with connection.transaction():
+            undo(connection, proposal)
+    assert content(other) == states[1]
+    other_graph.undo_merge(merge.id, by="bob")
+    assert content(other) == states[0]
+    whole(other)
 
 
 def test_what_is_written_after_a_restore_collides_with_nothing(library: bytes, other: str, other_graph: Graph) -> None:
@@ -144,7 +185,7 @@ def test_keep_ids_makes_what_is_there_what_the_backup_says(library: bytes, url: 
 
 def test_keep_ids_into_an_empty_graph_is_replace(library: bytes, url: str, other: str) -> None:
     put(other, library, Mode.KEEP_IDS)
-    assert dump(other) == dump(url) | {"proposals": []}
+    assert dump(other) == dump(url) | {table: [] for table in HISTORY}
 
 
 def test_keep_ids_refuses_another_ontology_of_the_same_name(library: bytes, other: str, other_graph: Graph) -> None:
@@ -169,7 +210,7 @@ def test_merge_unites_what_says_the_same_under_other_ids(
     wanted = dump(url, ids=False)
     for table in ("ontologies", "documents", "concepts", "relation_types", "instances", "relations", "artifacts"):
         assert merged[table] == wanted[table], table
-    assert merged["proposals"] == []
+    assert [merged[table] for table in HISTORY] == [[]] * len(HISTORY)
     assert set(grown["concepts"]) <= set(dump(other)["concepts"])  # what was there kept its ids
     whole(other)
     again = dump(other)
@@ -287,7 +328,7 @@ def test_a_newer_backup_is_refused_by_name(library: bytes, other: str) -> None:
     row = b"1\t00000000-0000-8000-8000-000000000001\tx\t\t2026-01-01 00:00:00+00\n"
     good = header.model_copy(update={"tables": {"ontologies": header.tables["ontologies"]}})
     with pytest.raises(BadBackup, match="newer version"):
-        put(other, made_by_hand(good.model_copy(update={"kappa_backup": 2}), row), Mode.REPLACE)
+        put(other, made_by_hand(good.model_copy(update={"kappa_backup": 3}), row), Mode.REPLACE)
     with pytest.raises(BadBackup, match="newer version"):
         put(other, made_by_hand(good.model_copy(update={"schema_version": 999}), row), Mode.REPLACE)
     strange = good.model_copy(update={"tables": {"ontologies": [*header.tables["ontologies"], "colour"]}})
@@ -308,7 +349,7 @@ def test_a_newer_backup_is_refused_by_name(library: bytes, other: str) -> None:
 def test_an_older_backup_without_a_column_gets_its_default(library: bytes, other: str) -> None:
     header, _ = verify([library])
     short = ["id", "key", "name"]
-    old = header.model_copy(update={"tables": {"ontologies": short}, "schema_version": 1})
+    old = header.model_copy(update={"kappa_backup": 1, "tables": {"ontologies": short}, "schema_version": 1})
     put(other, made_by_hand(old, b"7\t00000000-0000-8000-8000-000000000001\tx\n"), Mode.REPLACE)
     assert '"description":""' in dump(other)["ontologies"][0]
 

@@ -1,6 +1,7 @@
 """Maps of embeddings, clusters and their names, and the pictures."""
 
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 
 import numpy as np
 import psycopg
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from kappa.graph import BadQuestion, Graph, UnknownOntology
 from kappa.graph.measures import clusters, pictures, projection
+from kappa.graph.model import Skipped
 from kappa.pg.queries import Row
 from tests.graph.dump import canonical
 from tests.graph.worlds import write
@@ -187,6 +189,22 @@ def test_a_map_of_the_best_connected_of_one_ontology(graph: Graph) -> None:
     made = graph.project(ontology="other", most=3, way="pca")
     assert {one["label"] for one in graph.artifact_content(made)["concepts"]} == {"a", "b", "c"}
     assert [one.id for one in graph.artifacts(ontology="other")] == [made]
+
+
+def test_a_polarity_that_is_not_complete_says_so_and_is_not_what_the_next_one_finds(graph: Graph) -> None:
+    animals(graph)
+    poles = [graph.concept_by_label(label)[0].id for label in ("otter 0", "quartz 23")]
+    whole = graph.polarity(*poles)
+    part = replace(
+        whole, complete=False, items=whole.items[:1], skipped=(Skipped("the candidates", "the deadline passed"),)
+    )
+    partial = graph.keep_polarity(part, {"positive": "otter 0"})
+    complete = graph.keep_polarity(whole, {"positive": "otter 0"})
+    assert [len(graph.artifact_content(one)["items"]) for one in (partial, complete)] == [1, len(whole.items)]
+    pictures = [graph.artifact_data(one) or b"" for one in (partial, complete)]
+    assert [b"NOT COMPLETE: the candidates: the deadline passed" in one for one in pictures] == [True, False]
+    kept = [graph.artifact(one) for one in (partial, complete)]
+    assert [one is not None and one.expires_at is not None for one in kept] == [True, False]
 
 
 def test_what_has_no_map_is_refused(graph: Graph) -> None:

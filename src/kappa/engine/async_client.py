@@ -328,6 +328,10 @@ class AsyncClient:
         """Running jobs that wait to be adopted, counted up to the limit."""
         return await self._do(insight.orphans(limit))
 
+    async def unoffered(self, limit: int) -> Mapping[tuple[str, str], int]:
+        """Jobs of fleet lanes that wait for a kind which no live remote worker offers, by lane and kind."""
+        return await self._do(insight.unoffered(limit))
+
     async def finished_so_far(self) -> int:
         """A number that grows with every job that ends; only the difference of two looks means something."""
         return await self._do(insight.finished_so_far())

@@ -320,6 +320,10 @@ class Client:
         """Running jobs that wait to be adopted, counted up to the limit."""
         return self._do(insight.orphans(limit))
 
+    def unoffered(self, limit: int) -> Mapping[tuple[str, str], int]:
+        """Jobs of fleet lanes that wait for a kind which no live remote worker offers, by lane and kind."""
+        return self._do(insight.unoffered(limit))
+
     def finished_so_far(self) -> int:
         """A number that grows with every job that ends; only the difference of two looks means something."""
         return self._do(insight.finished_so_far())

@@ -15,6 +15,8 @@ from kappa.pg import Bounds
 WORKERS = range(1, 33)
 TIMEOUT = (5.0, 120.0)
 MAX_HOPS = 20
+MOST_MAPPED = {"tsne": 2_000, "pca": 20_000}
+"""Concepts on a map, by the way in which it is made."""
 MAX_PATH_HOPS = 10
 MAX_PATHS = 50
 MAX_LIMIT = 10_000

@@ -11,13 +11,14 @@ from psycopg import Connection
 
 from kappa.graph import merging
 from kappa.graph.access import Access
+from kappa.graph.config import MOST_MAPPED
 from kappa.graph.errors import BadQuestion, UnknownConcept
 from kappa.graph.findings import Artifact, Measured, MeasuredType, Merge, NewArtifact
 from kappa.graph.ingest.embedding import Embedder
 from kappa.graph.ingest.match import type_text
 from kappa.graph.measures import clusters, pictures, projection
 from kappa.graph.measures import vocabulary as wording
-from kappa.graph.model import Concept, Polarity, Related, SearchAnswer
+from kappa.graph.model import Concept, EnrichedPaths, Path, Paths, Polarity, Related, SearchAnswer
 from kappa.graph.query import grounding
 from kappa.graph.query.grounding import Groundings
 from kappa.graph.query.reading import one_state
@@ -27,10 +28,11 @@ from kappa.graph.store.vocabulary import Last
 from kappa.pg.queries import Row
 
 A = TypeVar("A", Related, SearchAnswer)
+P = TypeVar("P", Paths, EnrichedPaths)
 
 SVG = "image/svg+xml"
-MAX_MAP = 20_000
-"""Concepts on one map."""
+PARTIAL_KEPT = timedelta(days=1)
+"""How long an answer is kept that is not whole."""
 Step = Callable[[float, float, str], None]
 """Told how far it is, of how much, and with what; it may raise to stop."""
 
@@ -56,18 +58,24 @@ class Measuring(Access):
     def measures(self, found: Sequence[Concept]) -> dict[UUID, Measured]:
         """How well the first hundred of these are founded, without reasons."""
         self._only_own("is not measured")
-        ids = {concept.node: concept.id for concept in found[: grounding.AT_ONCE]}
+        ids = {concept.node: concept.id for concept in found}
+        nodes = list(ids)[: grounding.AT_ONCE]
         with self._pool.connection() as connection, one_state(connection):
-            return {ids[node]: one for node, one in grounding.measure(connection, list(ids)).items()}
+            return {ids[node]: one for node, one in grounding.measure(connection, nodes).items()}
 
     def with_measures(self, answer: A) -> A:
         """The same answer, the first hundred of its concepts measured."""
-        found = self.measures([item.concept for item in answer.items])
-
-        def measured(concept: Concept) -> Concept:
-            return replace(concept, measured=found.get(concept.id))
-
+        measured = self._measuring([item.concept for item in answer.items])
         return replace(answer, items=tuple(replace(item, concept=measured(item.concept)) for item in answer.items))
+
+    def with_measured_paths(self, answer: P) -> P:
+        """The same answer, the first hundred of the concepts on its paths measured."""
+        measured = self._measuring([concept for path in answer.items for concept in path.concepts])
+        return replace(answer, items=tuple(Path(tuple(map(measured, p.concepts)), p.relations) for p in answer.items))
+
+    def _measuring(self, found: Sequence[Concept]) -> Callable[[Concept], Concept]:
+        known = self.measures(found)
+        return lambda concept: replace(concept, measured=known.get(concept.id))
 
     # The vocabulary
 
@@ -196,9 +204,9 @@ class Measuring(Access):
         The same parameters at the same epoch are the same map, which is not made twice.
         """
         self._only_own("has no map")
-        if way not in ("pca", "tsne") or not 1 <= most <= (projection.MOST_TSNE if way == "tsne" else MAX_MAP):
+        if not 1 <= most <= MOST_MAPPED.get(way, 0):
             raise BadQuestion(
-                f"{most} concepts by {way!r}: there may be {projection.MOST_TSNE} by tsne, {MAX_MAP} by pca"
+                f"{most} concepts by {way!r}: there may be {MOST_MAPPED['tsne']} by tsne, {MOST_MAPPED['pca']} by pca"
             )
         with self._pool.connection() as connection, one_state(connection):
             epoch = clock.now(connection)
@@ -237,7 +245,7 @@ class Measuring(Access):
         return self.keep_artifact(replace(new, content=content, data=drawn, media_type=SVG, keep=keep))
 
     def keep_polarity(self, found: Polarity, parameters: Mapping[str, Any]) -> UUID:
-        """An answer about polarity, with its picture."""
+        """An answer about polarity, with its picture. One that is not complete is another artifact, kept for a day."""
         drawn = pictures.polarity(
             found.negative.label, found.positive.label,
             [pictures.Mark(i.concept.label, i.position, i.direction, i.grounding) for i in found.items],
@@ -245,8 +253,11 @@ class Measuring(Access):
         )  # fmt: skip
         name = f"from {found.negative.label} to {found.positive.label}"
         content = _plain(asdict(found))
+        if not found.complete:
+            parameters = {**parameters, "complete": False}
+        keep = None if found.complete else PARTIAL_KEPT
         return self.keep_artifact(
-            NewArtifact("polarity", found.as_of_epoch, parameters, name, None, content, drawn, SVG)
+            NewArtifact("polarity", found.as_of_epoch, parameters, name, None, content, drawn, SVG, keep)
         )  # fmt: skip
 
     def keep_artifact(self, new: NewArtifact) -> UUID:
@@ -298,7 +309,9 @@ def _named(unit: projection.Doubles, labels: clusters.Labels, rows: Sequence[Con
 def _facts(found: Polarity) -> str:
     linked = "" if found.correlation is None else f", correlation with grounding {found.correlation:+.2f}"
     middle = "" if found.mean is None else f", mean {found.mean:+.2f}"
-    return f"{len(found.items)} concepts by {found.model}{middle}{linked}"
+    missing = "; ".join(f"{one.what}: {one.why}" for one in found.skipped)
+    partial = "" if found.complete else f"; NOT COMPLETE: {missing}"
+    return f"{len(found.items)} concepts by {found.model}{middle}{linked}{partial}"
 
 
 def _plain(value: Any) -> Any:

@@ -87,6 +87,8 @@ class ProviderServer:
     def __init__(self) -> None:
         self.steps: deque[Step] = deque()
         self.always: Step = WELL
+        self.chosen: Callable[[Asked], Step | None] = lambda asked: None
+        """What a request gets in place of them, where this says so."""
         self.asked: list[Asked] = []
         self.in_flight = 0
         self.most = 0
@@ -151,7 +153,7 @@ class ProviderServer:
             self.asked.append(asked)
             self.in_flight += 1
             self.most = max(self.most, self.in_flight)
-            step = self.steps.popleft() if self.steps else self.always
+            step = self.chosen(asked) or (self.steps.popleft() if self.steps else self.always)
             self.changed.notify_all()
         self._let_in.wait(30)
         with self.changed:

@@ -79,7 +79,9 @@ async def path(services: Uses, request: Request, body: AskPath) -> Response:
     """The shortest paths between two concepts, without a concept twice; an empty list if there is none."""
 
     def ask(asking: "Asking") -> Any:
-        return asking.paths(body.start, body.goal, body.walk, max_hops=body.max_hops, count=body.count)
+        return asking.paths(
+            body.start, body.goal, body.walk, max_hops=body.max_hops, count=body.count, measures=body.measures
+        )
 
     return await _answer(services, request, body, "path", ask, PathsView)
 
@@ -91,7 +93,7 @@ async def enriched_path(services: Uses, request: Request, body: AskEnrichedPath)
     def ask(asking: "Asking") -> Any:
         return asking.enriched_path(
             body.start, body.goal, body.walk, max_hops=body.max_hops, count=body.count, around_hops=body.around_hops,
-            around_limit=body.around_limit,
+            around_limit=body.around_limit, measures=body.measures,
         )  # fmt: skip
 
     return await _answer(services, request, body, "enriched_path", ask, EnrichedPathsView)

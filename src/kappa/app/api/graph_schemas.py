@@ -103,6 +103,7 @@ class AskPath(WalkingQuestion):
     count: Annotated[int, Field(strict=True, ge=1, le=MAX_PATHS)] = Field(
         default=1, description="So many, the shortest"
     )
+    measures: Measures = False
 
 
 class AskEnrichedPath(AskPath):

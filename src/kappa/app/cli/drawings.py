@@ -63,11 +63,11 @@ def paths(items: Sequence[PathView]) -> Group:
 
 
 def chain(path: PathView) -> Text:
-    """A path from left to right; an arrow points as its relation does."""
-    drawn = Text(show.printable(path.concepts[0].label), style="bold")
+    """A path from left to right, with what its concepts rest on; an arrow points as its relation does."""
+    drawn = Text.assemble((show.printable(path.concepts[0].label), "bold"), grounded(path.concepts[0]))
     for before, relations, after in zip(path.concepts, path.relations, path.concepts[1:], strict=False):
         drawn.append_text(_arrow(before, relations))
-        drawn.append(show.printable(after.label), "bold")
+        drawn.append(show.printable(after.label), "bold").append_text(grounded(after))
     return drawn
 
 

@@ -129,7 +129,7 @@ def path(
     Example: kg path Otter Whale --count 3 --around 5
     """
     body: dict[str, Any] = {
-        "start": start, "goal": goal, "count": count, "max_hops": hops,
+        "start": start, "goal": goal, "count": count, "max_hops": hops, "measures": True,
         **_walk(direction, kinds, ontology, min_confidence),
     }  # fmt: skip
     found: PathsView

@@ -81,6 +81,11 @@ def ingest(
             assert report.job is not None
             approved = server.post(f"/jobs/{report.job}/approve", JobView)
             report = report.model_copy(update={"state": approved.state})
+        if auto_approve:
+            for job in live_jobs(report):
+                if server.get(f"/jobs/{job}", JobView).state is JobState.AWAITING_APPROVAL:
+                    server.post(f"/jobs/{job}/approve", JobView)
+                    show.say(f"job {job}, which has the same content, awaited approval: approved")
     jobs = live_jobs(report)
     if as_json and watch_it:
         show.as_json_line(report)
@@ -159,7 +164,9 @@ def _tell(report: Report) -> None:
         there = f"document {one.document}" if one.document is not None else f"job {one.job}"
         show.line(f"{one.name} is there already: {there} has the same content")
     if report.job is None:
-        show.line("nothing new to ingest; --force reads it again")
+        others = ", ".join(f"`kg job show {job}`" for job in live_jobs(report))
+        on_its_way = f"nothing new to ingest: it is on its way, {others} says how far"
+        show.line(on_its_way if others else "nothing new to ingest; --force reads it again")
         return
     show.line(f"job {report.job} is {report.state}: {worded(report.estimate)}")
     if report.state is JobState.AWAITING_APPROVAL:

@@ -59,6 +59,25 @@ def summary(done: IngestionResult) -> str:
     )
 
 
+def remarks(done: IngestionResult) -> list[str]:
+    """What else there is to say of it, a line each."""
+    said: list[str] = []
+    if done.dropped:
+        what = "thing that the provider said was" if done.dropped == 1 else "things that the provider said were"
+        said.append(f"{done.dropped:,} {what} dropped, such as quotes that don't stand in the text")
+    if done.of_other_models:
+        concepts = show.count(done.of_other_models, "concept")
+        said.append(
+            f"{concepts} of the ontology could be matched by label only: the vectors are another model's; "
+            f"`kg job enqueue source_embedding` makes them anew"
+        )
+    if done.calls:
+        cost = f"${done.cost:,.4f}" if done.cost else "no price known, or none"
+        tokens = f"{done.tokens_in:,} tokens in and {done.tokens_out:,} out"
+        said.append(f"{show.count(done.calls, 'call')} of the provider, {tokens}: {cost}")
+    return said
+
+
 @contextmanager
 def teller() -> Generator[progress.Tell]:
     if show.out.is_terminal:
@@ -77,6 +96,8 @@ def _lines() -> progress.Tell:
         if last.get(job.id) != text:
             last[job.id] = text
             show.line(text)
+            for remark in remarks(done) if done is not None else ():
+                show.line(f"  {remark}")
 
     return tell
 
@@ -105,6 +126,8 @@ class _Bars:
         self._progress.stop()
         for job_id, done in self._results.items():
             show.line(f"job {job_id} brought {summary(done)}")
+            for remark in remarks(done):
+                show.line(f"  {remark}")
 
     def tell(self, job: JobView) -> None:
         if job.id not in self._bars:

@@ -17,9 +17,10 @@ from pydantic import BaseModel, Field, model_validator
 
 from kappa.app.kinds import models
 from kappa.app.kinds.workshop import Workshop
+from kappa.app.settings import BadSetting
 from kappa.engine import Engine, JobContext, JobFailed, Snooze
-from kappa.graph import BadWrite
-from kappa.graph.ingest.providers import Account, CallStopped, ModelExtractor, on_account
+from kappa.graph import BadWrite, MissingExtra
+from kappa.graph.ingest.providers import Account, CallStopped, ModelExtractor, ProviderRefused, on_account
 from kappa.pg import KappaError
 
 if TYPE_CHECKING:
@@ -36,6 +37,8 @@ ATTEMPTS = 5
 LOOK_AT_CHILDREN = 0.5
 NAMED_ERRORS = 20
 """How many of what went wrong are spelled out in a result."""
+TO_BE_MENDED = (ProviderRefused, MissingExtra, BadSetting)
+"""A key that is missing or wrong, an unknown model, a package that is not installed: not for another attempt."""
 
 
 class Ingestion(BaseModel):
@@ -117,7 +120,7 @@ def declare(engine: Engine, shop: Workshop) -> None:
             )  # fmt: skip
         except ProviderDown as down:
             return Snooze(timedelta(seconds=max(down.retry_after, 0.1)))
-        except BadWrite as fault:
+        except (BadWrite, *TO_BE_MENDED) as fault:
             # Its document was deleted, or is being read anew by somebody else: not to be undone by another attempt.
             raise JobFailed(str(fault), retry=False) from fault
 
@@ -129,6 +132,8 @@ def declare(engine: Engine, shop: Workshop) -> None:
                 return _embed(ctx, shop, asked or SourceEmbedding())
         except ProviderDown as down:
             return Snooze(timedelta(seconds=max(down.retry_after, 0.1)))
+        except TO_BE_MENDED as fault:
+            raise JobFailed(str(fault), retry=False) from fault
 
     engine.job(INGESTION, timeout=TIMEOUT, max_attempts=ATTEMPTS, approval=True, needs_database=True)(ingest)
     engine.job(INGEST_IMAGE, timeout=TIMEOUT, max_attempts=ATTEMPTS, approval=True, needs_database=True)(ingest)
@@ -175,7 +180,7 @@ def _planned(
     ctx: JobContext, shop: Workshop, asked: Ingestion, upload: "Upload", run: str
 ) -> "tuple[Planned, tuple[str, ...]]":
     """Read the file, and store the document with its plan; what its reader has to say of it."""
-    from kappa.graph import MissingExtra, NewDocument
+    from kappa.graph import NewDocument
     from kappa.graph.ingest.read import ReadError, read
     from kappa.graph.store import uploads
 
@@ -281,9 +286,9 @@ def _watching(ctx: JobContext, shop: Workshop, ontology: str, files: "list[Uploa
     over = threading.Event()
 
     def watch() -> None:
-        # Nobody to tell, or nobody to ask: the children go on all the same.
-        with suppress(KappaError, psycopg.Error, RuntimeError):
-            while not over.wait(LOOK_AT_CHILDREN):
+        while not over.wait(LOOK_AT_CHILDREN):
+            # Nobody to tell, or nobody to ask, for now: the children go on all the same.
+            with suppress(KappaError, psycopg.Error, RuntimeError):
                 _tell(ctx, shop, ontology, files)
 
     watcher = threading.Thread(target=watch, name=f"kappa ingestion {ctx.job_id}", daemon=True)

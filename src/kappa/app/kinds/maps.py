@@ -4,11 +4,11 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 from uuid import UUID
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, model_validator
 
 from kappa.app.kinds.workshop import Workshop
 from kappa.engine import Engine, JobContext, JobFailed, Schedule
-from kappa.graph.config import MAX_HOPS
+from kappa.graph.config import MAX_HOPS, MOST_MAPPED
 from kappa.graph.errors import BadQuestion, UnknownConcept, UnknownOntology, UnknownRelationType
 from kappa.graph.model import Direction, Where
 from kappa.graph.store import artifacts
@@ -36,6 +36,15 @@ class Project(BaseModel):
     only_if_changed: bool = False
     """A graph without embeddings, or whose map is there, is nothing to do."""
 
+    @model_validator(mode="after")
+    def _not_too_many(self) -> "Project":
+        if self.most > MOST_MAPPED[self.way]:
+            raise ValueError(
+                f"{self.most} concepts by {self.way} are too many: {MOST_MAPPED[self.way]} at most, "
+                f"{MOST_MAPPED['pca']} by pca"
+            )
+        return self
+
 
 class AskedPolarity(BaseModel):
     """Which axis; concepts by id, or by a label that only one has."""
@@ -55,6 +64,8 @@ class Drawn(BaseModel):
     artifact: UUID | None = None
     """`kg artifact save` writes its picture."""
     skipped: str | None = None
+    incomplete: list[str] = []
+    """What the answer lacks, such as what the deadline left no time for: ask again."""
 
 
 SCHEDULE = Schedule("projection", "57 3 * * *", "projection", {"only_if_changed": True, "keep_days": 30})
@@ -124,7 +135,8 @@ def place(ctx: JobContext, graph: "Graph", asked: AskedPolarity) -> Drawn:
         **asked.model_dump(), "positive": str(plus), "negative": str(minus),
         "candidates": None if chosen is None else sorted(map(str, chosen)),
     }  # fmt: skip
-    return Drawn(artifact=graph.keep_polarity(found, parameters))
+    missing = [f"{one.what}: {one.why}" for one in found.skipped]
+    return Drawn(artifact=graph.keep_polarity(found, parameters), incomplete=missing)
 
 
 def _concept(graph: "Graph", name: str, ontologies: list[str] | None) -> UUID:

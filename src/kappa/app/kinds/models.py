@@ -31,6 +31,8 @@ class Provider:
     """Chunks of a document that are asked for while one is written."""
     sees: bool = False
     """Whether it reads pictures itself."""
+    check: Callable[[Settings], None] = lambda settings: None
+    """Raises what somebody has to mend before it can be used, such as a key that is missing; asks nobody."""
 
 
 def _local_extractor(settings: Settings) -> "Extractor":
@@ -47,8 +49,9 @@ def _local_embedder(settings: Settings) -> "Embedder":
 
 def _remote(name: str) -> Provider:
     return Provider(
-        partial(remote_models.extractor, name), partial(remote_models.price, name), remote_models.AHEAD[name], sees=True
-    )
+        partial(remote_models.extractor, name), partial(remote_models.price, name), remote_models.AHEAD[name],
+        sees=True, check=partial(remote_models.check, name),
+    )  # fmt: skip
 
 
 PROVIDERS: dict[str, Provider] = {
@@ -66,6 +69,13 @@ def provider(name: str) -> Provider:
     if name not in PROVIDERS:
         raise BadSetting(f"there is no provider {name!r} (there are: {', '.join(sorted(PROVIDERS))})")
     return PROVIDERS[name]
+
+
+def check(settings: Settings, name: str) -> None:
+    """Whether an ingestion with this provider can be begun; an error says what is missing."""
+    provider(name).check(settings)
+    if settings.embedder in remote_models.EMBEDDING_NAMES:
+        remote_models.embedder(settings.embedder, settings).close()
 
 
 def open_embedder(settings: Settings) -> "Embedder":

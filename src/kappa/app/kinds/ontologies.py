@@ -28,7 +28,7 @@ INGESTING = sql["ingesting"]
 INGESTIONS = ("ingestion", "ingest_image")
 WAITS = timedelta(seconds=30)
 
-NIGHTLY = Schedule("ontology_annealing", "57 3 * * *", "ontology_annealing", {"only_if_changed": True})
+NIGHTLY = Schedule("ontology_annealing", "37 4 * * *", "ontology_annealing", {"only_if_changed": True})
 
 
 class Anneal(Periodic):
@@ -107,7 +107,7 @@ def execute(ctx: JobContext, database: Database, asked: Execute) -> ExecuteResul
             if proposal is not None and proposal.state == over:
                 # An attempt before this one did it, and was lost before it could say so; or somebody asked twice.
                 return ExecuteResult(proposal=asked.proposal, state=over)
-            busy = None if proposal is None else ingesting(connection, executing.names_of(proposal))
+            busy = None if proposal is None else ingesting(connection, executing.names_of(connection, proposal))
             if busy is not None:
                 ctx.progress(0, 1, f"waiting for job {busy}, which works on the ontology")
                 return Snooze(WAITS)

@@ -26,6 +26,11 @@ def embedder(name: str, settings: Settings) -> "ModelEmbedder":
     return providers.make_embedder(name, _config(name, settings, _set(settings, name, "embedding_model")))
 
 
+def check(name: str, settings: Settings) -> None:
+    """An error if the SDK, or the key that it wants, is not there."""
+    extractor(name, settings).close()
+
+
 def price(name: str, settings: Settings, tokens_in: int, tokens_out: int) -> Decimal | None:
     """What texts of so many tokens cost, in US dollars; None if nobody told."""
     model = _set(settings, name, "model") or STANDARD[name].model

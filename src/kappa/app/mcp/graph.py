@@ -2,6 +2,7 @@
 
 import json
 from typing import Annotated, Any, TypeVar
+from uuid import UUID
 
 from pydantic import BaseModel, Field
 
@@ -11,10 +12,10 @@ from kappa.app.api.graph_schemas import (
     EnrichedPathsView,
     PolarityView,
     RelatedView,
-    RelationTypeView,
     SearchView,
 )
-from kappa.app.api.schemas import Line
+from kappa.app.api.measure_schemas import KeptArtifact, TypeView
+from kappa.app.api.schemas import Kind, Line
 from kappa.app.mcp.api import Api
 from kappa.app.mcp.server import READS, Server
 from kappa.app.remote import segment
@@ -28,6 +29,8 @@ DEADLINE = 20.0
 """Seconds; what was found by then is the answer, and an agent that waits longer gives up."""
 MOST = 200
 """Concepts in one answer: an agent has to read them all."""
+LONGEST = 2_000_000
+"""Bytes of a result that are read."""
 
 TheConcept = Annotated[Line, Field(description="A concept's label or id; a label that several have is refused")]
 Ontologies = Annotated[
@@ -43,19 +46,33 @@ Hops = Annotated[int, Field(ge=1, le=MAX_HOPS, description="How many relations a
 
 def offer(server: Server, api: Api) -> None:
     tools = GraphTools(api)
-    for tool in (tools.search, tools.concept, tools.related, tools.path, tools.polarity):
+    every = (
+        tools.search, tools.concept, tools.related, tools.path, tools.polarity, tools.list_results, tools.read_result
+    )  # fmt: skip
+    for tool in every:
         server.offer(tool, READS)
 
     @server.resource(
         VOCABULARY,
         name="graph/vocabulary",
         title="Relation types",
-        description="The types that relations have, with their categories. Needs the permission graph:read.",
+        description="The types that relations have, with what was measured of each: category, whether it speaks for "
+        "or against, what its targets rest on. Needs the permission graph:read.",
         mime_type="application/json",
     )
     async def vocabulary() -> str:  # pyright: ignore[reportUnusedFunction]
-        types = await api.get_list("/graph/relation-types", RelationTypeView)
+        types = await api.get_list("/graph/vocabulary", TypeView)
         return json.dumps([one.model_dump(mode="json") for one in types], indent=2)
+
+
+class ResultList(BaseModel):
+    items: list[KeptArtifact]
+
+
+class ResultDetail(BaseModel):
+    artifact: KeptArtifact
+    content: Any = Field(default=None, description="What it says")
+    picture: str | None = Field(default=None, description="SVG, where it was asked for")
 
 
 class GraphTools:
@@ -124,7 +141,7 @@ class GraphTools:
         """
         body = {
             "start": start, "goal": goal, "count": count, "max_hops": max_hops, "direction": direction,
-            "relation_types": relation_types, "where": _where(ontologies), "around_limit": around,
+            "relation_types": relation_types, "where": _where(ontologies), "around_limit": around, "measures": True,
         }  # fmt: skip
         return await self._ask("enriched-path", EnrichedPathsView, body)
 
@@ -145,6 +162,29 @@ class GraphTools:
             "where": _where(ontologies), "limit": limit,
         }  # fmt: skip
         return await self._ask("polarity", PolarityView, body)
+
+    async def list_results(
+        self,
+        kind: Annotated[Kind | None, Field(description="Only of this kind: projection or polarity")] = None,
+        ontology: Annotated[Line | None, Field(description="Only of this ontology")] = None,
+        limit: Annotated[int, Field(ge=1, le=MOST, description="So many at most")] = 20,
+    ) -> ResultList:
+        """What jobs like projection and polarity left, the latest first. read_result has what is in it."""
+        asked = {"kind": kind, "ontology": ontology, "limit": limit}
+        return ResultList(items=await self._api.get_list("/artifacts", KeptArtifact, asked))
+
+    async def read_result(
+        self,
+        artifact: Annotated[UUID, Field(description="Its id: `artifact` in the result of the job")],
+        picture: Annotated[bool, Field(description="The picture, as SVG text, instead of the content")] = False,
+    ) -> ResultDetail:
+        """Read what a job like projection or polarity left: what it says, or its picture."""
+        found = await self._api.get(f"/artifacts/{artifact}", KeptArtifact)
+        if picture:
+            data = await self._api.get_bytes(f"/artifacts/{artifact}/data", LONGEST)
+            return ResultDetail(artifact=found, picture=data.decode())
+        data = await self._api.get_bytes(f"/artifacts/{artifact}/content", LONGEST)
+        return ResultDetail(artifact=found, content=json.loads(data))
 
     async def _ask(self, question: str, answer: type[M], body: dict[str, Any]) -> M:
         return await self._api.post(f"/query/{question}", answer, body | {"deadline": DEADLINE})

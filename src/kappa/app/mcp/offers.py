@@ -9,7 +9,8 @@ GROUPS = (graph, ontologies, ingest, jobs, tools, workers)
 INSTRUCTIONS = """\
 Kappa keeps a knowledge graph: concepts, relations between them, and the quotes that speak for both. Begin with search;
 concept shows one with its evidence, related what is around it, path how two are connected, polarity where concepts
-stand between two others. An answer says whether it is complete. ingest adds a text to it, by a job.
+stand between two others. An answer says whether it is complete. ingest adds a text to it, by a job. Jobs of the kinds
+projection and polarity leave an artifact, which read_result reads.
 Kappa runs durable jobs: each has a kind, waits in that kind's lane and is done by a worker, once, even if machines die.
 Enqueue with enqueue_job, then wait_for_job; a job in the state awaiting_approval goes on only after approve_job.
 Kappa runs tools in sandboxes: `tools` lists them, run_tool asks for a run, wait_for_tool_run sees it through.

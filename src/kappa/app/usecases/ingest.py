@@ -164,7 +164,8 @@ class Ingestions:
         unfinished (cancelled, failed chunks) goes on where that one stopped. `provider` extracts: `local`, or another
         that is configured. `auto_approve` needs the permission `jobs:approve`.
 
-        Raises `AlreadyThere`, `NotFound` (an upload that expired, or is somebody else's), `Refused`, `Forbidden`.
+        Raises `AlreadyThere`, `NotFound` (an upload that expired, or is somebody else's), `Refused`, `Forbidden`,
+        `ProviderRefused` (it has no key here), `MissingExtra`.
         """
         if auto_approve:
             who.require(Permission.JOBS_APPROVE)
@@ -175,6 +176,8 @@ class Ingestions:
         if provider is not None and provider not in models.PROVIDERS:
             known = ", ".join(sorted(models.PROVIDERS))
             raise Refused(f"there is no provider {provider!r} (there are: {known})")
+        # Before anybody waits for a job that can't begin. Importing an SDK takes a moment.
+        await asyncio.to_thread(models.check, self._settings, provider or self._settings.provider)
         files = await self._find(who, uploads)
         async with self._client.transaction() as connection:
             # Who submits the same at the same time waits here, and then finds this job.

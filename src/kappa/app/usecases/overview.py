@@ -8,7 +8,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from itertools import pairwise
@@ -126,6 +126,7 @@ class Overview:
         lanes = await self._client.lanes()
         depths = await self._client.depths(COUNTED)
         orphans = await self._client.orphans(COUNTED)
+        unoffered = await self._client.unoffered(COUNTED)
         schedules = await self._client.schedules()
         glances = [
             LaneGlance(
@@ -136,14 +137,14 @@ class Overview:
             for lane in lanes
         ]
         leader = next((worker for worker in workers if worker.leads), None)
-        return Glance(
-            leader, workers, glances, self.pulse.per_minute(), _alarms(leader, glances, orphans, schedules)
-        )  # fmt: skip
+        alarms = _alarms(leader, glances, orphans, unoffered, schedules)
+        return Glance(leader, workers, glances, self.pulse.per_minute(), alarms)
 
 
 def _alarms(
-    leader: WorkerSeen | None, lanes: Sequence[LaneGlance], orphans: int, schedules: Sequence[Schedule]
-) -> list[Alarm]:
+    leader: WorkerSeen | None, lanes: Sequence[LaneGlance], orphans: int, unoffered: Mapping[tuple[str, str], int],
+    schedules: Sequence[Schedule],
+) -> list[Alarm]:  # fmt: skip
     found: list[Alarm] = []
     if leader is None:
         found.append(Alarm("bad", "nobody leads: retries, schedules and lost leases wait until somebody does"))
@@ -159,6 +160,9 @@ def _alarms(
             found.append(Alarm("bad", f"no worker serves the lane {name}, and {_jobs(waiting, 'wait')}", name))
         elif waiting >= COUNTED:
             found.append(Alarm("warn", f"more than {_jobs(COUNTED, 'wait')} in the lane {name}", name, JobState.QUEUED))
+    for (name, kind), waiting in unoffered.items():
+        text = f"no remote worker offers {kind}, and {_jobs(waiting, 'wait')} in the fleet lane {name}"
+        found.append(Alarm("bad", text, name, JobState.QUEUED))
     if unapproved := sum(one.of(JobState.AWAITING_APPROVAL) for one in lanes):
         found.append(Alarm("info", f"{_jobs(unapproved, 'wait')} for approval", state=JobState.AWAITING_APPROVAL))
     found += [Alarm("warn", f"the schedule {one.name} can't launch: {one.error}") for one in schedules if one.failures]

@@ -104,17 +104,20 @@ class Asking:
         node = self.concept(concept, walk.where)
         return self._graph.diversity(node, max_hops, limit=limit, **self._terms(walk))
 
-    def paths(self, start: str, goal: str, walk: Walk, *, max_hops: int, count: int) -> Paths:
+    def paths(self, start: str, goal: str, walk: Walk, *, max_hops: int, count: int, measures: bool = False) -> Paths:
         first, last = self._concepts([start, goal], walk)
-        return self._graph.paths(first, last, max_hops, count, **self._terms(walk))
+        found = self._graph.paths(first, last, max_hops, count, **self._terms(walk))
+        return self._graph.with_measured_paths(found) if measures else found
 
     def enriched_path(
-        self, start: str, goal: str, walk: Walk, *, max_hops: int, count: int, around_hops: int, around_limit: int
-    ) -> EnrichedPaths:
+        self, start: str, goal: str, walk: Walk, *, max_hops: int, count: int, around_hops: int, around_limit: int,
+        measures: bool = False,
+    ) -> EnrichedPaths:  # fmt: skip
         first, last = self._concepts([start, goal], walk)
-        return self._graph.enriched_path(
+        found = self._graph.enriched_path(
             first, last, max_hops, count, around_hops=around_hops, around_limit=around_limit, **self._terms(walk)
         )
+        return self._graph.with_measured_paths(found) if measures else found
 
     def polarity(
         self, positive: str, negative: str, walk: Walk, *, candidates: Sequence[str] | None, max_hops: int, limit: int

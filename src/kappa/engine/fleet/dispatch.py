@@ -30,6 +30,7 @@ from kappa.engine.fleet.waiting_room import BATCH, Caller, Kinds, WaitingRoom
 from kappa.engine.fleet.wire import Refusal
 from kappa.engine.signals import Signals
 from kappa.engine.store import lanes as lane_store
+from kappa.engine.store.insight import GONE_AFTER
 from kappa.engine.tools import KIND as TOOL_RUN
 from kappa.pg import AsyncPool, Bounds, Database, Listening, Notification, PgError, listen
 from kappa.pg.ops import Op, run_async
@@ -51,7 +52,7 @@ BEATS_PER_LEASE = 3
 LOOK_AT_LANES = 15.0
 TELL_SEEN = 5.0
 ASK_AGAIN = 5.0
-KNOWN_FOR = 0.8 * store.GONE_AFTER.total_seconds()
+KNOWN_FOR = 0.8 * GONE_AFTER.total_seconds()
 LOOK_AGAIN = 0.05
 """Whoever enqueued before this server was known to sleep may commit a little later."""
 

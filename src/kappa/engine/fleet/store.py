@@ -2,11 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from operator import itemgetter
 from typing import Any, NamedTuple
 
 from kappa.engine.fleet.wire import Tool
+from kappa.engine.store.insight import GONE_AFTER
 from kappa.pg import queries
 from kappa.pg.ops import Op
 from kappa.pg.queries import Row
@@ -25,9 +26,6 @@ HELD_RUN = sql["held_run"]
 HOLD_RUN = sql["hold_run"]
 RUNS_OF = sql["runs_of"]
 READ_INPUT = sql["read_input"]
-
-GONE_AFTER = timedelta(minutes=5)
-"""A worker that was silent for so long is no longer shown, nor counted."""
 
 
 class FleetLane(NamedTuple):

@@ -1,5 +1,7 @@
 """Statements for people who look on. None of them reads more than it shows, however many jobs there are."""
 
+from datetime import timedelta
+
 from kappa.engine.model import JobEvent, JobState, Relative
 from kappa.pg import queries
 from kappa.pg.ops import Op, nothing
@@ -7,10 +9,14 @@ from kappa.pg.ops import Op, nothing
 sql = queries.beside(__file__)
 DEPTHS = sql["depths"]
 ORPHANS = sql["orphans"]
+UNOFFERED = sql["unoffered"]
 FINISHED_SO_FAR = sql["finished_so_far"]
 EVENTS = sql["events"]
 RELATIVES = sql["relatives"]
 FORGET_EVENTS = sql["forget_events"]
+
+GONE_AFTER = timedelta(minutes=5)
+"""A remote worker that was silent for so long is no longer shown, nor counted."""
 
 
 def depths(limit: int) -> Op[dict[tuple[str, JobState], int]]:
@@ -21,6 +27,12 @@ def depths(limit: int) -> Op[dict[tuple[str, JobState], int]]:
 def orphans(limit: int) -> Op[int]:
     """Running jobs without an owner, counted up to the limit."""
     return Op(ORPHANS, {"limit": limit}, lambda rows: rows[0][0])
+
+
+def unoffered(limit: int) -> Op[dict[tuple[str, str], int]]:
+    """Jobs that wait for a remote worker that there isn't, by lane and kind, counted up to the limit."""
+    params = {"limit": limit, "gone_after": GONE_AFTER}
+    return Op(UNOFFERED, params, lambda rows: {(row[0], row[1]): row[2] for row in rows})
 
 
 def finished_so_far() -> Op[int]:

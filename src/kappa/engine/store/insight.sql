@@ -8,6 +8,18 @@ SELECT count(*) FROM (
                             AND j.lease_token IS NULL ORDER BY j.lane, j.lease_token LIMIT %(limit)s::int) AS lost
      LIMIT %(limit)s::int) AS counted;
 
+-- name: unoffered
+WITH offered AS MATERIALIZED (
+    SELECT DISTINCT k.kind FROM kappa.fleet_workers AS w CROSS JOIN LATERAL unnest(w.kinds) AS k (kind)
+     WHERE w.seen_at > now() - %(gone_after)s::interval
+)
+SELECT l.name, j.kind, count(*)
+  FROM kappa.lanes AS l
+ CROSS JOIN LATERAL (SELECT q.kind FROM kappa.jobs AS q WHERE q.lane = l.name AND q.state = 'queued'
+                      LIMIT %(limit)s::int) AS j
+ WHERE l.executor = 'fleet' AND l.enabled AND NOT EXISTS (SELECT FROM offered AS o WHERE o.kind = j.kind)
+ GROUP BY l.name, j.kind ORDER BY l.name, j.kind;
+
 -- name: finished_so_far
 -- As PostgreSQL counts rows that were written, to no day's beginning: only the difference of two looks means something.
 SELECT coalesce(sum(pg_stat_get_tuples_inserted(inhrelid)), 0)::bigint

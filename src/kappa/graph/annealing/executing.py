@@ -50,9 +50,11 @@ RECORD = sql["record"]
 ONTOLOGY_BY_KEY = sql["ontology_by_key"]
 RENAME = sql["rename"]
 DOCUMENTS_IN = sql["documents_in"]
+NAMES = sql["names"]
 
 WRITTEN = (
     "ontologies", "documents", "sources", "concepts", "instances", "relations", "relation_sources", "artifacts",
+    "chunk_plan",
 )  # fmt: skip
 
 
@@ -76,10 +78,12 @@ def execute(connection: Connection[Row], number: int) -> int:
     return clock.take_epoch(connection)
 
 
-def names_of(proposal: Proposal) -> list[str]:
-    """The ontologies that it is about, as far as the proposal knows their names."""
+def names_of(connection: Connection[Row], proposal: Proposal) -> list[str]:
+    """The ontologies that it is about, by the names that they had when it was made and by those that they have now."""
     said = [proposal.ontology, *(proposal.body.get(part) for part in ("name", "into", "new_name"))]
-    return sorted({name for name in said if name})
+    keys = [UUID(proposal.body[part]) for part in ("ontology", "target") if part in proposal.body]
+    now = connection.execute(NAMES.sql, {"keys": keys, "proposal": proposal.id})
+    return sorted({name for name in said if name} | {row[0] for row in now})
 
 
 def locked(connection: Connection[Row], number: int, wanted: str) -> Proposal:

@@ -73,7 +73,10 @@ SELECT %(proposal)s::bigint, 'gone ' || g.what, g.content
         SELECT 8, 'artifacts', to_jsonb(a) FROM kappa_graph.artifacts AS a WHERE a.ontology_id = %(ontology)s::int
          UNION ALL
         SELECT 9, 'proposals', jsonb_build_object('id', p.id, 'ontology_id', p.ontology_id)
-          FROM kappa_graph.proposals AS p WHERE p.ontology_id = %(ontology)s::int) AS g
+          FROM kappa_graph.proposals AS p WHERE p.ontology_id = %(ontology)s::int
+         UNION ALL
+        SELECT 10, 'chunk_plan', to_jsonb(p) FROM kappa_graph.chunk_plan AS p
+         WHERE p.document_id IN (SELECT l.gone FROM pg_temp.leaving AS l WHERE l.what = 'documents')) AS g
  ORDER BY g.place;
 
 -- name: record_before
@@ -241,3 +244,10 @@ UPDATE kappa_graph.ontologies SET name = %(name)s::text WHERE id = %(ontology)s:
 
 -- name: documents_in
 SELECT count(*) FROM kappa_graph.documents WHERE ontology_id = %(ontology)s::int;
+
+-- name: names
+-- Of these ontologies, and of those that the execution made.
+SELECT o.name FROM kappa_graph.ontologies AS o
+ WHERE o.key = ANY (%(keys)s::uuid[])
+    OR o.id IN (SELECT (u.content->>'id')::int FROM kappa_graph.undo_rows AS u
+                 WHERE u.proposal_id = %(proposal)s::bigint AND u.what = 'made ontologies');

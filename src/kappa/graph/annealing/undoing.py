@@ -58,6 +58,7 @@ def undo(connection: Connection[Row], number: int) -> int:
         for unmake in UNMAKE:
             connection.execute(unmake.sql, params)
         _put_back(connection, number, tables["documents"])
+        _put_back(connection, number, tables["chunk_plan"])
         connection.execute(MOVE_DOCUMENTS_BACK.sql, params)
         _put_back(connection, number, tables["sources"])
         connection.execute(MOVE_SOURCES_BACK.sql, params)

@@ -21,7 +21,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from kappa.graph.errors import BadBackup
 
-FORMAT = 1
+FORMAT = 2
+"""2 has the plans of documents as well, so that one whose ingestion had not ended goes on where it was."""
 HEADER = "kappa-backup.json"
 MANIFEST = "manifest.json"
 PART = 4 << 20

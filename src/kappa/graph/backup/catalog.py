@@ -16,6 +16,7 @@ MOMENT = blocks["moment"]
 RELOAD = blocks["reload"]
 RAISE_EPOCH = blocks["raise_epoch"]
 RAISE_NUMBERS = blocks["raise_numbers"]
+FORGET_RUNS = blocks["forget_runs"]
 
 KEPT: tuple[str, ...] = (
     "ontologies",
@@ -33,6 +34,7 @@ KEPT: tuple[str, ...] = (
     "type_measures",
     "type_merges",
     "merged_relations",
+    "chunk_plan",
 )
 """What a backup has; what refers to something stands behind it."""
 
@@ -42,7 +44,6 @@ LEFT_OUT: dict[str, str] = {
     "changes": "the log of that clock",
     "measured": "up to which time of that clock something was measured",
     "uploads": "files on their way in, which are kept for a day",
-    "chunk_plan": "how far an ingestion is; all that it wrote is in the tables that are kept",
     "incoming_concepts": "empty between two bulk loads",
     "incoming_relations": "empty between two bulk loads",
 }
@@ -71,8 +72,8 @@ class Table:
         return sql.Identifier(f"staged_{self.name}")
 
     @property
-    def order(self) -> sql.Composed:
-        return names(("id",) if "id" in self.columns else self.columns[:2])
+    def ordered_by(self) -> tuple[str, ...]:
+        return ("id",) if "id" in self.columns else self.columns[:2]
 
 
 def read(connection: Connection[Row]) -> dict[str, Table]:

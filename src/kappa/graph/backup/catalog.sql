@@ -35,3 +35,7 @@ SELECT setval('kappa_graph.epoch_numbers', %(epoch)s::bigint)
 SELECT setval(pg_get_serial_sequence('kappa_graph.' || %(table)s::text, 'id'), %(most)s::bigint)
  WHERE %(most)s::bigint > coalesce(pg_sequence_last_value(
            pg_get_serial_sequence('kappa_graph.' || %(table)s::text, 'id')::regclass), 0);
+
+-- name: forget_runs
+-- They are the numbers of jobs, which are others where the file is restored.
+UPDATE pg_temp.staged_chunk_plan SET run = '';

@@ -53,7 +53,9 @@ def _table(
 ) -> Generator[bytes, None, int]:
     statement = sql.SQL("COPY (SELECT {} FROM {} ORDER BY {}) TO STDOUT")
     rows, number, part = 0, 0, bytearray()
-    with connection.cursor().copy(statement.format(catalog.names(table.columns), table.here, table.order)) as copy:
+    with connection.cursor().copy(
+        statement.format(catalog.names(table.columns), table.here, catalog.names(table.ordered_by))
+    ) as copy:
         for line in copy:
             part += line
             rows += bytes(line).count(b"\n")

@@ -77,7 +77,9 @@ def _replace(connection: Connection[Row], tables: dict[str, Table]) -> None:
     for table in tables.values():
         columns = catalog.names(table.columns)
         statement = sql.SQL("INSERT INTO {} ({}) OVERRIDING SYSTEM VALUE SELECT {} FROM {} ORDER BY {}")
-        connection.execute(statement.format(table.here, columns, columns, table.staged, table.order))
+        connection.execute(
+            statement.format(table.here, columns, columns, table.staged, catalog.names(table.ordered_by))
+        )
 
 
 def _finish(connection: Connection[Row], header: Header, tables: dict[str, Table]) -> Restored:

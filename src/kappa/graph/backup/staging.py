@@ -46,6 +46,7 @@ def stage(
         rows[name] = _copy(connection, tables[name], header.tables[name], content)
     if rows != reader.manifest.rows:
         raise BadBackup("the backup is broken: it has not as many rows as its manifest says")
+    connection.execute(catalog.FORGET_RUNS.sql)
     for table in tables.values():
         if "id" in table.columns:
             connection.execute(sql.SQL("ALTER TABLE {} ADD PRIMARY KEY (id)").format(table.staged))

@@ -41,6 +41,7 @@ PLACE_RELATIONS = blocks["place_relations"]
 ENTER_RELATIONS = blocks["enter_relations"]
 FIND_RELATIONS = blocks["find_relations"]
 ENTER_RELATION_SOURCES = blocks["enter_relation_sources"]
+NEW_PLANS = blocks["new_plans"]
 
 WITH_KEYS = ("ontologies", "documents", "sources", "concepts")
 BATCH = 10_000
@@ -58,6 +59,7 @@ def keep_ids(connection: Connection[Row], tables: dict[str, Table]) -> None:
         _overwrite(connection, tables[name])
     for name in ("relation_types", *WITH_KEYS, "artifacts"):
         _enter(connection, tables[name])
+    _plans(connection, tables["chunk_plan"])
     _evidence(connection, file_wins=True)
 
 
@@ -82,7 +84,14 @@ def merge(connection: Connection[Row], tables: dict[str, Table]) -> None:
     for name in ("ontologies", "relation_types", "documents", "sources", "concepts", "artifacts"):
         _enter(connection, tables[name])
     connection.execute(UNITE_CONCEPTS.sql)
+    _plans(connection, tables["chunk_plan"])
     _evidence(connection, file_wins=False)
+
+
+def _plans(connection: Connection[Row], table: Table) -> None:
+    """Those of new documents; one that is here goes on as it was planned here."""
+    connection.execute(NEW_PLANS.sql)
+    _enter(connection, table)
 
 
 def _evidence(connection: Connection[Row], *, file_wins: bool) -> None:
@@ -168,10 +177,11 @@ def _mapped(table: Table) -> tuple[dict[str, sql.Composable], sql.Composed]:
 def _enter(connection: Connection[Row], table: Table) -> None:
     values, joins = _mapped(table)
     statement = sql.SQL(
-        "INSERT INTO {} ({}) OVERRIDING SYSTEM VALUE SELECT {} FROM {} AS s {} WHERE s.is_new ORDER BY s.id"
+        "INSERT INTO {} ({}) OVERRIDING SYSTEM VALUE SELECT {} FROM {} AS s {} WHERE s.is_new ORDER BY {}"
     )
     chosen = sql.SQL(", ").join(values[column] for column in table.columns)
-    connection.execute(statement.format(table.here, names(table.columns), chosen, table.staged, joins))
+    order = names(table.ordered_by, "s")
+    connection.execute(statement.format(table.here, names(table.columns), chosen, table.staged, joins, order))
 
 
 def _overwrite(connection: Connection[Row], table: Table) -> None:

@@ -172,3 +172,7 @@ SELECT r.here_id, o.here_id
   LEFT JOIN pg_temp.staged_sources AS o ON o.id = s.source_id
  ORDER BY 1, 2
 ON CONFLICT DO NOTHING;
+
+-- name: new_plans
+UPDATE pg_temp.staged_chunk_plan AS s SET is_new = true
+  FROM pg_temp.staged_documents AS d WHERE d.id = s.document_id AND d.is_new;

@@ -12,7 +12,6 @@ EXAGGERATED = 150
 """Rounds in which likeness counts for more than it is, so that clusters form."""
 EXAGGERATION = 12.0
 PERPLEXITY = 30.0
-MOST_TSNE = 2_000
 """Concepts: every pair is looked at in every round."""
 COMPONENTS = 50
 ROWS = 64

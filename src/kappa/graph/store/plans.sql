@@ -53,9 +53,13 @@ UPDATE kappa_graph.chunk_plan
  WHERE document_id = %(document)s::bigint AND ordinal = %(ordinal)s::int AND state = 'pending';
 
 -- name: in_ontology
--- Which of some contents an ontology has, and how many of their chunks are open or failed; none where there is no plan.
+-- Which of some contents an ontology has, and how many of their chunks are open or failed. Without a plan, as backups of
+-- format 1 left them, something is open where the sources don't reach the end of the text.
 SELECT d.content_hash, d.key,
-       (SELECT count(*) FROM kappa_graph.chunk_plan AS p WHERE p.document_id = d.id AND p.state <> 'done')
+       CASE WHEN EXISTS (SELECT FROM kappa_graph.chunk_plan AS p WHERE p.document_id = d.id)
+            THEN (SELECT count(*) FROM kappa_graph.chunk_plan AS p WHERE p.document_id = d.id AND p.state <> 'done')
+            ELSE (SELECT (coalesce(max(s.end_offset), 0) < length(d.text))::int
+                    FROM kappa_graph.sources AS s WHERE s.document_id = d.id) END
   FROM kappa_graph.documents AS d JOIN kappa_graph.ontologies AS o ON o.id = d.ontology_id
  WHERE o.name = %(ontology)s::text AND d.content_hash = ANY (%(hashes)s::bytea[]);
 

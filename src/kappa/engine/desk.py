@@ -255,6 +255,8 @@ class Desk:
     async def _mark_and_start(self, batch: list[tuple[Running, Callable[[Running], None]]]) -> None:
         await self._mark([running for running, _ in batch])
         for running, start in batch:
+            if running.finished:
+                continue  # its time was up before it began
             if running.started:
                 start(running)
             elif not running.lost:

@@ -356,6 +356,7 @@ class Worker:
         for task in left:
             task.cancel()
         await asyncio.gather(*left, return_exceptions=True)
+        await self._executors.stopped()
 
     def _attempts(self) -> "list[asyncio.Task[None]]":
         return [running.task for running in self._desk.running if running.task is not None]

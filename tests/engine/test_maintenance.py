@@ -11,7 +11,7 @@ import psycopg
 import pytest
 from psycopg import AsyncConnection, Connection
 
-from kappa.engine import Client, Engine, JobContext, JobNotFound, JobState, Lane, WorkerConfig
+from kappa.engine import Client, Engine, JobContext, JobNotFound, JobState, Lane, Schedule, WorkerConfig
 from kappa.engine.maintenance.services import PARTITION_DAYS, Expiry, Promoter, Reaper, Retention
 from kappa.engine.registry import Registry
 from kappa.engine.store import jobs, lanes, maintenance
@@ -266,6 +266,46 @@ async def test_the_origin_of_a_retry_is_kept_while_the_retry_lives(
     client.cancel(retry)
     await maintain(engine, later=16 * DAY, only=only("retention"))
     assert not is_there(client, origin)
+
+
+async def test_a_parent_is_kept_while_its_child_lives(engine: Engine, client: Client, connection: Session) -> None:
+    parent = finished(connection)
+    child = run(connection, jobs.enqueue(NewJob("tool_run", "null", parent_id=parent, spawn_key="a")))
+    assert child is not None
+    for days in (3, 5, 9):
+        await maintain(engine, later=days * DAY, only=only("retention"))
+        assert client.show(parent).state is JobState.SUCCEEDED
+    client.cancel(child)
+    await maintain(engine, later=11 * DAY, only=only("retention"))
+    assert not is_there(client, parent)
+
+
+async def test_the_origins_of_a_retry_are_kept_as_long_as_the_retry_is(
+    engine: Engine, client: Client, connection: Session
+) -> None:
+    connection.execute("UPDATE kappa.engine_settings SET keep_failed = '2 days'")
+    first = finished(connection, JobState.FAILED)
+    second = finished(connection, JobState.FAILED, retry_of=first)
+    connection.execute("UPDATE kappa.engine_settings SET keep_failed = '10 days'")
+    third = finished(connection, JobState.FAILED, retry_of=second)
+    for days in (3, 5, 9):
+        await maintain(engine, later=days * DAY, only=only("retention"))
+        assert [is_there(client, job) for job in (first, second, third)] == [True] * 3
+    for days in (11, 13):
+        await maintain(engine, later=days * DAY, only=only("retention"))
+    assert [is_there(client, job) for job in (first, second, third)] == [False] * 3
+
+
+async def test_what_a_schedule_enqueued_last_is_kept(engine: Engine, client: Client, connection: Session) -> None:
+    before, last = finished(connection), finished(connection)
+    client.put_schedule(Schedule("yearly", "0 0 1 1 *", "polarity"))
+    connection.execute("UPDATE kappa.schedules SET last_job = %s", [last])
+    for days in (3, 5, 9):
+        await maintain(engine, later=days * DAY, only=only("retention"))
+        assert (is_there(client, before), is_there(client, last)) == (False, True)
+    client.drop_schedule("yearly")
+    await maintain(engine, later=11 * DAY, only=only("retention"))
+    assert not is_there(client, last)
 
 
 @pytest.mark.parametrize("later", [49 * HOUR, 4 * DAY], ids=["row by row", "with its whole day"])

@@ -109,13 +109,14 @@ class Retention:
         try:
             async with self._briefly(connection):
                 await run_async(connection, maintenance.make_partitions(now, PARTITION_DAYS))
-            await run_async(connection, maintenance.keep_referred(now))
+            await self._keep_referred(connection, now)
             for table in await run_async(connection, maintenance.past_partitions(now)):
                 await self._drop(connection, table, now)
         except psycopg.errors.LockNotAvailable:
             log.warning("somebody reads the history for long: its days are made and dropped next time")
         async with connection.transaction():
             over = await run_async(connection, maintenance.lock_expired(now))
+            await self._keep_referred(connection, now)
             await run_async(connection, maintenance.delete_expired(over, now))
         await run_async(connection, maintenance.forget_sleepers())
         await run_async(connection, maintenance.forget_workers())
@@ -126,12 +127,16 @@ class Retention:
                 pass
         return None
 
+    async def _keep_referred(self, connection: AsyncConnection[Row], now: datetime | None) -> None:
+        while await run_async(connection, maintenance.keep_referred(now)):
+            pass
+
     async def _drop(self, connection: AsyncConnection[Row], table: str, now: datetime | None) -> None:
         name = sql.Identifier(table)
         async with self._briefly(connection):
             await connection.execute(sql.SQL("LOCK TABLE ONLY kappa.finished_jobs, ONLY kappa.{}").format(name))
             # Nobody can begin to refer to a row of it now; whoever did before has committed.
-            await run_async(connection, maintenance.keep_referred(now))
+            await self._keep_referred(connection, now)
             await connection.execute(sql.SQL("DROP TABLE kappa.{}").format(name))
 
     @asynccontextmanager

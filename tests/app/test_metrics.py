@@ -179,6 +179,23 @@ async def test_the_queue_and_the_slots_are_those_of_the_tables(
     assert value(await scraped(operator), "kappa_lane_slots_used", lane="here") == 0
 
 
+async def test_a_parent_that_waits_for_its_children_runs_and_takes_no_slot(
+    site: Site, engine: Engine, operator: httpx2.AsyncClient, gate: Gate
+) -> None:
+    @engine.job("family")
+    async def family(ctx: AsyncJobContext) -> None:
+        await ctx.gather(await ctx.spawn("held"))
+
+    await site.services.client.edit_lane("here", kinds=("quick", "bad", "held", "in_transaction", "family"), max_slots=1)
+    async with working(engine, FOLLOWER):
+        await enqueue(site, "family")
+        await reached(gate)
+        page = await scraped(operator)
+        assert value(page, "kappa_queue_jobs", lane="here", state="running") == 2
+        assert value(page, "kappa_lane_slots_used", lane="here") == 1
+        gate.open.set()
+
+
 async def test_a_lost_lease_and_its_reaping_and_the_adoption_are_counted(
     site: Site, engine: Engine, operator: httpx2.AsyncClient, gate: Gate
 ) -> None:

@@ -20,7 +20,7 @@ from kappa.engine import (
     attempt,
 )
 from kappa.engine.model import TRANSITIONS
-from kappa.engine.store import jobs, maintenance
+from kappa.engine.store import jobs, lanes, maintenance
 from kappa.engine.store.jobs import Finish, PutBack
 from kappa.engine.testing import maintain
 from kappa.pg.ops import Op, run
@@ -79,9 +79,16 @@ def test_the_statements_know_every_way_of_the_table_and_no_other(connection: Con
     names = list(_every_operation(connection, 0, 0))
     seen: dict[JobState, set[JobState]] = {state: set() for state in JobState}
     ways_to_run: set[str] = set()
-    for state, name in itertools.product(JobState, names):
-        connection.execute("TRUNCATE kappa.jobs, kappa.finished_jobs")
-        job_id, token = in_state(connection, state)
+    run(connection, lanes.edit_lane("interactive", {"executor": "async"}))
+    for (state, in_batch), name in itertools.product([(s, False) for s in JobState] + [(JobState.RUNNING, True)], names):
+        connection.execute("TRUNCATE kappa.jobs, kappa.finished_jobs, kappa.batch_leases")
+        if in_batch:
+            put(connection, max_attempts=3)
+            ((job_id, token),) = [(job.id, job.token) for job in take(connection, light_kinds=["ingestion"])]
+            assert row(connection, job_id, "state") == ("queued",)
+        else:
+            job_id, token = in_state(connection, state)
+        assert see(connection, job_id).state is state
         run(connection, _every_operation(connection, job_id, token)[name])
         after = see(connection, job_id).state
         if after is not state:

@@ -324,6 +324,10 @@ class AsyncClient:
         """The same, each counted no further than the limit: quick, however long the queues are."""
         return await self._do(insight.depths(limit))
 
+    async def slots_used(self) -> Mapping[str, int]:
+        """How many of each lane's slots are taken in the whole cluster; a parent that waits for its children has none."""
+        return await self._do(insight.slots_used())
+
     async def orphans(self, limit: int) -> int:
         """Running jobs that wait to be adopted, counted up to the limit."""
         return await self._do(insight.orphans(limit))

@@ -316,6 +316,10 @@ class Client:
         """The same, each counted no further than the limit: quick, however long the queues are."""
         return self._do(insight.depths(limit))
 
+    def slots_used(self) -> Mapping[str, int]:
+        """How many of each lane's slots are taken in the whole cluster; a parent that waits for its children has none."""
+        return self._do(insight.slots_used())
+
     def orphans(self, limit: int) -> int:
         """Running jobs that wait to be adopted, counted up to the limit."""
         return self._do(insight.orphans(limit))

@@ -7,6 +7,7 @@ from kappa.pg.ops import Op, nothing
 sql = queries.beside(__file__)
 DEPTHS = sql["depths"]
 ORPHANS = sql["orphans"]
+SLOTS_USED = sql["slots_used"]
 FINISHED_SO_FAR = sql["finished_so_far"]
 EVENTS = sql["events"]
 RELATIVES = sql["relatives"]
@@ -21,6 +22,11 @@ def depths(limit: int) -> Op[dict[tuple[str, JobState], int]]:
 def orphans(limit: int) -> Op[int]:
     """Running jobs without an owner, counted up to the limit."""
     return Op(ORPHANS, {"limit": limit}, lambda rows: rows[0][0])
+
+
+def slots_used() -> Op[dict[str, int]]:
+    """How many slots of each lane are taken. A parent that waits for its children takes none."""
+    return Op(SLOTS_USED, {}, lambda rows: {row[0]: row[1] for row in rows})
 
 
 def finished_so_far() -> Op[int]:

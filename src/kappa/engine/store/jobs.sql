@@ -133,9 +133,7 @@ UPDATE kappa.jobs SET cancel_reason = coalesce(cancel_reason, %(reason)s::text)
 RETURNING id, pg_notify('kappa_job', 'cancel ' || id);
 
 -- name: prioritise
-UPDATE kappa.jobs SET priority = %(priority)s
- WHERE id = %(id)s AND state IN ('awaiting_approval', 'scheduled', 'queued')
-RETURNING id;
+SELECT * FROM kappa.prioritise(%(id)s::bigint, %(priority)s::smallint);
 
 -- name: keep
 SELECT 1 FROM kappa.finished_jobs WHERE id = %(id)s FOR SHARE;
@@ -199,7 +197,11 @@ SELECT * FROM kappa.all_jobs
  LIMIT %(limit)s::int;
 
 -- name: count_by_state
-SELECT lane, state::text, count(*) FROM kappa.jobs GROUP BY lane, state;
+-- What a batch holds runs.
+SELECT j.lane, CASE WHEN h.id IS NULL THEN j.state ELSE 'running' END::text, count(*)
+  FROM kappa.jobs AS j
+  LEFT JOIN (SELECT unnest(b.ids) AS id FROM kappa.batch_leases AS b) AS h ON h.id = j.id AND j.state = 'queued'
+ GROUP BY 1, 2;
 
 -- name: hold
 -- The row stays this owner's until the end of the transaction.

@@ -118,6 +118,21 @@ def test_the_last_attempt_of_a_job_has_its_own_row(connection: Connection) -> No
     assert batches(connection) == []
 
 
+def test_a_job_that_vanished_with_a_claim_is_in_no_batch_again(connection: Connection) -> None:
+    (job,) = batch_of(connection, 1)
+    reap(connection)
+    (adopted,) = take(connection)
+    run(connection, jobs.put_back([PutBack(adopted.id, adopted.token, started=False)]))
+    assert [(again.id, again.light) for again in take_light(connection)] == [(job.id, False)]
+
+
+def test_a_job_that_is_tried_again_may_be_in_a_batch_again_and_its_claims_are_counted(connection: Connection) -> None:
+    (job,) = batch_of(connection, 1)
+    run(connection, jobs.put_back([PutBack(job.id, job.token)]))
+    assert row(connection, job.id, "attempt", "claims") == (1, 1)
+    assert [again.light for again in take_light(connection)] == [True]
+
+
 def test_a_batch_has_only_jobs_of_the_kinds_that_may_share_a_lease(connection: Connection) -> None:
     put(connection, max_attempts=3)
     put(connection, "ingest_image", max_attempts=3)

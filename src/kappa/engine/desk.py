@@ -80,14 +80,15 @@ class Desk:
         """An attempt is under way, with a lease to renew and a start to count.
 
         The last attempt that a job may have begins only when its start is written: it must not be run twice because
-        its worker was lost in between.
+        its worker was lost in between. So does every attempt of a job that vanished once without a start that anybody
+        saw: there may have been one, and there won't be another.
         """
         if running.claimed.id in self._running:
             self.supersede(running.claimed.id)
         self._running[running.claimed.id] = running
         if running.started:
             start(running)
-        elif running.attempt >= running.claimed.max_attempts:
+        elif running.attempt >= running.claimed.max_attempts or running.claimed.claims > running.attempt:
             self._careful_starts.add((running, start))
         else:
             if not self._young:

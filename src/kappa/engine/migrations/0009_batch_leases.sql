@@ -298,6 +298,7 @@ BEGIN
                run_at = CASE WHEN b.delay > 0 THEN now() + make_interval(secs => b.delay) END,
                queued_at = now(),
                attempt = j.attempt + (b.really_started AND j.attempt_started_at IS NULL)::int,
+               claims = j.claims + (j.state = 'queued')::int,
                max_attempts = j.max_attempts + b.snoozed::int,
                started_at = CASE WHEN b.really_started THEN coalesce(j.started_at, now()) ELSE j.started_at END,
                attempt_started_at = NULL, lease_owner = NULL, lease_token = NULL, lease_until = NULL, waiting = false,
@@ -315,8 +316,8 @@ BEGIN
     SELECT id FROM moved WHERE (SELECT count(*) FROM told) >= 0;
 END $$;
 
--- As before, and with `light_kinds` one lease for the whole batch where every job of it is of these kinds and may be
--- attempted again: the last attempt begins only when its own row says so.
+-- As before, and with `light_kinds` one lease for the whole batch where every job of it is of these kinds, may be
+-- attempted again and never vanished with a claim: else the attempt begins only when its own row says so.
 DROP FUNCTION kappa.claim;
 CREATE FUNCTION kappa.claim(
     lane_name text, claimer text, capacity int, known_kinds text[],
@@ -399,7 +400,7 @@ BEGIN
 
     free := greatest(0, lane_row.max_slots - busy);
     SELECT array_agg(p.ctid), array_agg(p.id), bool_and(p.light) INTO rows, ids, all_light
-      FROM (SELECT q.ctid, q.id, q.kind = ANY (light_kinds) AND q.attempt + 1 < q.max_attempts AS light
+      FROM (SELECT q.ctid, q.id, q.kind = ANY (light_kinds) AND q.attempt + 1 < q.max_attempts AND q.claims <= q.attempt AS light
               FROM kappa.jobs AS q
              WHERE q.lane = lane_name AND q.state = 'queued' AND ((-q.priority), q.id) > (floor_rank, floor_id)
                AND (known_kinds IS NULL OR q.kind = ANY (known_kinds))

@@ -3,7 +3,8 @@
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
-from datetime import timedelta
+from dataclasses import replace
+from datetime import datetime, timedelta
 
 import psycopg
 import pytest
@@ -71,6 +72,31 @@ def lane(engine: Engine, name: str, *kinds: str, slots: int = 4, poll_ms: int = 
         )
     )  # fmt: skip
     engine.install()
+
+
+# Starts
+
+
+async def test_a_start_that_is_marked_later_is_no_later_than_the_time_that_the_handler_saw(
+    engine: Engine, client: Client, url: str
+) -> None:
+    seen_by_handler: list[datetime] = []
+    go = asyncio.Event()
+
+    @engine.job("look", idempotent=True)
+    async def look(ctx: AsyncJobContext) -> None:
+        async with await psycopg.AsyncConnection.connect(url) as connection:
+            cursor = await connection.execute("SELECT clock_timestamp()")
+            seen_by_handler.extend(row[0] for row in await cursor.fetchall())
+        await go.wait()
+
+    lane(engine, LANE, "look")
+    made = client.enqueue("look")
+    async with working(engine, replace(FOLLOWER, start_mark_after=timedelta(seconds=1))):
+        started = await seen(lambda: client.show(made.id).started_at)
+        go.set()
+    assert [started <= at for at in seen_by_handler] == [True]
+    assert client.show(made.id).started_at == started
 
 
 # Slots

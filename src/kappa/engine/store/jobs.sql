@@ -47,7 +47,7 @@ SELECT * FROM kappa.claim(%(lane)s::text, %(owner)s::text, %(capacity)s::int, %(
 SELECT kappa.write_down(%(ids)s::bigint[], %(tokens)s::bigint[]);
 
 -- name: mark_started
-SELECT * FROM kappa.mark_started(%(ids)s::bigint[], %(tokens)s::bigint[]);
+SELECT * FROM kappa.mark_started(%(ids)s::bigint[], %(tokens)s::bigint[], %(ages)s::double precision[]);
 
 -- name: renew
 SELECT * FROM kappa.renew(%(ids)s::bigint[], %(tokens)s::bigint[]);
@@ -56,10 +56,10 @@ SELECT * FROM kappa.renew(%(ids)s::bigint[], %(tokens)s::bigint[]);
 SELECT * FROM kappa.settle_succeeded(%(ids)s::bigint[], %(tokens)s::bigint[]);
 
 -- name: settle
-SELECT * FROM kappa.settle(%(ids)s::bigint[], %(tokens)s::bigint[], %(states)s::text[], %(results)s::text[], %(reasons)s::text[], %(summaries)s::text[], %(details)s::text[], %(started)s::boolean[]);
+SELECT * FROM kappa.settle(%(ids)s::bigint[], %(tokens)s::bigint[], %(states)s::text[], %(results)s::text[], %(reasons)s::text[], %(summaries)s::text[], %(details)s::text[], %(started)s::boolean[], %(ages)s::double precision[]);
 
 -- name: put_back
-SELECT * FROM kappa.put_back(%(ids)s::bigint[], %(tokens)s::bigint[], %(delays)s::double precision[], %(snoozed)s::boolean[], %(summaries)s::text[], %(details)s::text[], %(started)s::boolean[]);
+SELECT * FROM kappa.put_back(%(ids)s::bigint[], %(tokens)s::bigint[], %(delays)s::double precision[], %(snoozed)s::boolean[], %(summaries)s::text[], %(details)s::text[], %(started)s::boolean[], %(ages)s::double precision[]);
 
 -- name: release
 SELECT * FROM kappa.release(%(ids)s::bigint[], %(tokens)s::bigint[]);

@@ -406,6 +406,30 @@ def test_a_retry_is_a_new_job_that_knows_its_origin(client: Client, connection: 
     assert client.show(old) == before
 
 
+def test_a_retry_of_a_job_that_snoozed_may_be_attempted_as_often_as_that_was_meant_to(
+    client: Client, connection: Connection
+) -> None:
+    job_id = put(connection, max_attempts=2)
+    for _ in range(3):
+        (claimed,) = take(connection)
+        run(connection, jobs.put_back([PutBack(job_id, claimed.token, 1.0, snoozed=True)]))
+        run(connection, maintenance.promote(later(connection, hours=1)))
+    client.cancel(job_id)
+    assert client.show(job_id).max_attempts == 5
+    assert client.show(client.retry(job_id).id).max_attempts == 2
+
+
+async def test_snoozes_are_forgotten_with_their_job(engine: Engine, connection: Connection) -> None:
+    for _ in range(2):
+        claimed = start(connection)
+        run(connection, jobs.put_back([PutBack(claimed.id, claimed.token, 3600.0, snoozed=True)]))
+    run(connection, jobs.cancel_before_start(claimed.id, BEFORE_START, "enough"))
+    await maintain(engine, only=lambda name: name == "retention")
+    assert len(connection.execute("SELECT FROM kappa.snoozes").fetchall()) == 2
+    await maintain(engine, later=timedelta(days=3), only=lambda name: name == "retention")
+    assert len(connection.execute("SELECT FROM kappa.snoozes").fetchall()) == 1
+
+
 def test_a_retry_of_a_rejected_job_has_to_be_approved(costly: Engine, client: Client) -> None:
     rejected = client.enqueue("ingestion", 25).id
     client.reject(rejected)

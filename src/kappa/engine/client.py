@@ -212,9 +212,10 @@ class Client:
             job = self._find(session, job_id)
             if not job.state.terminal:
                 raise IllegalTransition(job_id, job.state, "queued again before it ended")
+            snoozes = run(session, jobs.snoozes(job_id))
             done = self.enqueue(
                 job.kind, job.payload, priority=job.priority, timeout=job.timeout,
-                max_attempts=max(job.max_attempts, 1), auto_approve=job.approved_by if approved else None,
+                max_attempts=job.max_attempts - snoozes, auto_approve=job.approved_by if approved else None,
                 submitted_by=job.submitted_by,
                 retry_of=job_id, connection=session,
             )  # fmt: skip

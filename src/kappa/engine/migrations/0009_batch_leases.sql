@@ -286,6 +286,12 @@ BEGIN
     SELECT CASE WHEN parent_id IS NULL THEN id ELSE kappa.tell_parent(id, parent_id) END FROM done;
 END $$;
 
+-- How many of a job's `max_attempts` it has for its snoozes: a retry gets what it was enqueued with.
+CREATE TABLE kappa.snoozes (
+    job_id bigint PRIMARY KEY,
+    times  int    NOT NULL DEFAULT 1
+);
+
 DROP FUNCTION kappa.put_back;
 CREATE FUNCTION kappa.put_back(
     ids bigint[], tokens bigint[], delays double precision[], snoozed boolean[], summaries text[], details text[],
@@ -321,7 +327,10 @@ BEGIN
           FROM back AS b
          WHERE j.id = b.id AND (j.lease_token = b.token OR (j.state = 'queued' AND (b.id, b.token) IN (
                    SELECT h.id, h.token FROM unnest(mine.held, mine.held_by) AS h (id, token))))
-        RETURNING j.id, j.lane, j.run_at
+        RETURNING j.id, j.lane, j.run_at, b.snoozed
+    ), counted AS (
+        INSERT INTO kappa.snoozes AS s (job_id) SELECT m.id FROM moved AS m WHERE m.snoozed
+        ON CONFLICT (job_id) DO UPDATE SET times = s.times + 1
     ), told AS (
         SELECT pg_notify('kappa_due', extract(epoch FROM min(run_at))::text) FROM moved HAVING min(run_at) IS NOT NULL
         UNION ALL

@@ -25,6 +25,7 @@ SELECT * FROM (
 ) AS relatives;
 
 -- name: forget_events
+WITH snoozes AS (DELETE FROM kappa.snoozes AS s WHERE NOT EXISTS (SELECT FROM kappa.all_jobs AS j WHERE j.id = s.job_id))
 DELETE FROM kappa.job_events AS e WHERE NOT EXISTS (SELECT FROM kappa.all_jobs AS j WHERE j.id = e.job_id);
 
 -- name: slots_used

@@ -53,6 +53,7 @@ PRIORITISE = sql["prioritise"]
 SHOW = sql["show"]
 SHOW_MANY = sql["show_many"]
 KEEP = sql["keep"]
+SNOOZES = sql["snoozes"]
 LIST_JOBS = sql["list_jobs"]
 LIST_LIVE = sql["list_live"]
 LIST_UNWELL = sql["list_unwell"]
@@ -407,6 +408,11 @@ def prioritise(job_id: int, priority: int) -> Op[bool]:
 def keep(job_id: int) -> Op[None]:
     """Keep a finished job from being deleted before the transaction ends."""
     return Op(KEEP, {"id": job_id}, nothing)
+
+
+def snoozes(job_id: int) -> Op[int]:
+    """How often a job was snoozed, each of which let it have an attempt more."""
+    return Op(SNOOZES, {"id": job_id}, lambda rows: rows[0][0] if rows else 0)
 
 
 def show(job_id: int) -> Op[Job | None]:

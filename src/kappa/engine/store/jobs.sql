@@ -138,6 +138,9 @@ SELECT * FROM kappa.prioritise(%(id)s::bigint, %(priority)s::smallint);
 -- name: keep
 SELECT 1 FROM kappa.finished_jobs WHERE id = %(id)s FOR SHARE;
 
+-- name: snoozes
+SELECT times FROM kappa.snoozes WHERE job_id = %(id)s;
+
 -- name: show
 -- And whether a batch holds it, which makes of what is queued in its own row what runs.
 SELECT j.*, j.state = 'queued' AND EXISTS (SELECT FROM kappa.batch_leases AS b WHERE b.lane = j.lane AND j.id = ANY (b.ids))

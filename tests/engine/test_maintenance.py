@@ -5,6 +5,7 @@ import threading
 from collections.abc import AsyncIterator
 from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -12,14 +13,14 @@ import pytest
 from psycopg import AsyncConnection, Connection
 
 from kappa.engine import Client, Engine, JobContext, JobNotFound, JobState, Lane, Schedule, WorkerConfig
-from kappa.engine.maintenance.services import PARTITION_DAYS, Expiry, Promoter, Reaper, Retention
+from kappa.engine.maintenance.services import AT_ONCE, PARTITION_DAYS, Expiry, Promoter, Reaper, Retention
 from kappa.engine.registry import Registry
 from kappa.engine.store import jobs, lanes, maintenance
 from kappa.engine.store.jobs import Finish, NewJob, PutBack
 from kappa.engine.store.maintenance import BATCH
 from kappa.engine.testing import Heard, maintain, working
-from kappa.pg.ops import run
-from kappa.pg.queries import Row
+from kappa.pg.ops import Op, run
+from kappa.pg.queries import Query, Row
 from tests.ground import eventually
 
 Session = Connection[Row]
@@ -396,6 +397,20 @@ async def test_a_day_that_the_default_partition_took_rows_of_does_not_stop_maint
     assert is_there(client, job)
     await maintain(engine, later=21 * DAY, only=only("retention"))
     assert not is_there(client, job)
+
+
+async def test_what_a_program_forgets_goes_bit_by_bit_and_others_have_their_turn_in_between(
+    connection: Session, leader: AsyncConnection[Row]
+) -> None:
+    connection.execute("CREATE TABLE old AS SELECT generate_series(1, 3) AS id")
+    some = Query("some", Path(__file__), b"DELETE FROM old WHERE id = (SELECT min(id) FROM old) RETURNING id", ())
+    registry = Registry()
+    registry.forgetting.append(lambda now: Op(some, {}, len))
+    retention = Retention(registry)
+    left = []
+    while await retention.run_once(leader) == AT_ONCE:
+        left.append(value(connection, "SELECT count(*) FROM old"))
+    assert left == [2, 1, 0]
 
 
 async def test_a_longer_retention_still_gets_days_of_its_own(engine: Engine, connection: Session) -> None:

@@ -1,6 +1,9 @@
 -- name: try_lead
 SELECT pg_try_advisory_lock(1262568289, 0);
 
+-- name: try_lead_aside
+SELECT pg_try_advisory_lock(1262568295, 0);
+
 -- name: stop_leading
 SELECT pg_advisory_unlock(1262568289, 0);
 

@@ -186,9 +186,9 @@ async def test_a_parent_that_waits_for_its_children_runs_and_takes_no_slot(
     async def family(ctx: AsyncJobContext) -> None:
         await ctx.gather(await ctx.spawn("held"))
 
-    await site.services.client.edit_lane(
-        "here", kinds=("quick", "bad", "held", "in_transaction", "family"), max_slots=1
-    )
+    site.engine.lane(Lane("here", kinds=("family",)))
+    site.engine.install()
+    await site.services.client.edit_lane("here", max_slots=1)
     async with working(engine, FOLLOWER):
         await enqueue(site, "family")
         await reached(gate)
@@ -203,7 +203,8 @@ async def test_the_workers_of_the_fleet_that_gave_a_sign_of_life_are_counted(
 ) -> None:
     assert value(await scraped(operator), "kappa_fleet_workers") == 0
     connection.execute(
-        """INSERT INTO kappa.fleet_workers (owner, pass, worker, kinds, cores, memory_mb, labels, slots, version, seen_at)
+        """INSERT INTO kappa.fleet_workers
+               (owner, pass, worker, kinds, cores, memory_mb, labels, slots, version, seen_at)
            SELECT 'w' || n, 1, 'w' || n, '{}', 1, 1, '{}', 1, '1', now() - n * interval '30 minutes'
              FROM generate_series(0, 2) AS n"""
     )

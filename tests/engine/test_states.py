@@ -80,9 +80,8 @@ def test_the_statements_know_every_way_of_the_table_and_no_other(connection: Con
     seen: dict[JobState, set[JobState]] = {state: set() for state in JobState}
     ways_to_run: set[str] = set()
     run(connection, lanes.edit_lane("interactive", {"executor": "async"}))
-    for (state, in_batch), name in itertools.product(
-        [(s, False) for s in JobState] + [(JobState.RUNNING, True)], names
-    ):
+    begins = [*((state, False) for state in JobState), (JobState.RUNNING, True)]
+    for (state, in_batch), name in itertools.product(begins, names):
         connection.execute("TRUNCATE kappa.jobs, kappa.finished_jobs, kappa.batch_leases")
         if in_batch:
             put(connection, max_attempts=3)

@@ -12,6 +12,7 @@ import threading
 import time
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -415,7 +416,7 @@ def die_at_once(ctx: JobContext, task: Task) -> str:
 
 def count_and_die(ctx: JobContext, task: Task) -> None:
     """Leave a byte in a file, as nothing else is quick enough, and take the worker along."""
-    with open(task.text, "ab", buffering=0) as starts:
+    with Path(task.text).open("ab", buffering=0) as starts:
         starts.write(b".")
     os.kill(os.getpid(), signal.SIGKILL)
 

@@ -326,7 +326,7 @@ class AsyncClient:
         return await self._do(insight.depths(limit))
 
     async def slots_used(self) -> Mapping[str, int]:
-        """How many of each lane's slots are taken in the whole cluster; a parent that waits for its children has none."""
+        """How many of each lane's slots are taken in the cluster; a parent that waits for its children has none."""
         return await self._do(insight.slots_used())
 
     async def orphans(self, limit: int) -> int:

@@ -318,7 +318,7 @@ class Client:
         return self._do(insight.depths(limit))
 
     def slots_used(self) -> Mapping[str, int]:
-        """How many of each lane's slots are taken in the whole cluster; a parent that waits for its children has none."""
+        """How many of each lane's slots are taken in the cluster; a parent that waits for its children has none."""
         return self._do(insight.slots_used())
 
     def orphans(self, limit: int) -> int:

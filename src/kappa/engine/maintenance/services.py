@@ -1,6 +1,7 @@
 """The leader's services. Each is a `run_once` on a connection of the leader's; the leader brings the loop.
 
-`run_once` gives the seconds until it is due again, if it knows better than its usual interval; `AT_ONCE` if it isn't done.
+`run_once` gives the seconds until it is due again, if it knows better than its usual interval; `AT_ONCE` where there is
+more to do.
 """
 
 import asyncio
@@ -42,7 +43,7 @@ class Service(Protocol):
     name: str
     every: float
     aside: bool
-    """Whether it may take long, by its own doing or that of others' code, and so runs where nothing else waits for it."""
+    """Whether it may take long, by itself or by code of others, and so runs where the prompt ones don't wait for it."""
 
     async def run_once(self, connection: AsyncConnection[Row], now: datetime | None = None) -> float | None: ...
 

@@ -179,6 +179,39 @@ async def test_the_queue_and_the_slots_are_those_of_the_tables(
     assert value(await scraped(operator), "kappa_lane_slots_used", lane="here") == 0
 
 
+async def test_a_parent_that_waits_for_its_children_runs_and_takes_no_slot(
+    site: Site, engine: Engine, operator: httpx2.AsyncClient, gate: Gate
+) -> None:
+    @engine.job("family")
+    async def family(ctx: AsyncJobContext) -> None:
+        await ctx.gather(await ctx.spawn("held"))
+
+    site.engine.lane(Lane("here", kinds=("family",)))
+    site.engine.install()
+    await site.services.client.edit_lane("here", max_slots=1)
+    async with working(engine, FOLLOWER):
+        await enqueue(site, "family")
+        await reached(gate)
+        page = await scraped(operator)
+        assert value(page, "kappa_queue_jobs", lane="here", state="running") == 2
+        assert value(page, "kappa_lane_slots_used", lane="here") == 1
+        gate.open.set()
+
+
+async def test_the_workers_of_the_fleet_that_gave_a_sign_of_life_are_counted(
+    operator: httpx2.AsyncClient, connection: psycopg.Connection[Any]
+) -> None:
+    assert value(await scraped(operator), "kappa_fleet_workers") == 0
+    connection.execute(
+        """INSERT INTO kappa.fleet_workers
+               (owner, pass, worker, kinds, cores, memory_mb, labels, slots, version, seen_at)
+           SELECT 'w' || n, 1, 'w' || n, '{}', 1, 1, '{}', 1, '1', now() - n * interval '30 minutes'
+             FROM generate_series(0, 2) AS n"""
+    )
+    connection.execute("UPDATE kappa.fleet_workers SET seen_at = now() WHERE owner = 'w1'")
+    assert value(await scraped(operator), "kappa_fleet_workers") == 2
+
+
 async def test_a_lost_lease_and_its_reaping_and_the_adoption_are_counted(
     site: Site, engine: Engine, operator: httpx2.AsyncClient, gate: Gate
 ) -> None:

@@ -118,6 +118,21 @@ def test_the_last_attempt_of_a_job_has_its_own_row(connection: Connection) -> No
     assert batches(connection) == []
 
 
+def test_a_job_that_vanished_with_a_claim_is_in_no_batch_again(connection: Connection) -> None:
+    (job,) = batch_of(connection, 1)
+    reap(connection)
+    (adopted,) = take(connection)
+    run(connection, jobs.put_back([PutBack(adopted.id, adopted.token, started=False)]))
+    assert [(again.id, again.light) for again in take_light(connection)] == [(job.id, False)]
+
+
+def test_a_job_that_is_tried_again_may_be_in_a_batch_again_and_its_claims_are_counted(connection: Connection) -> None:
+    (job,) = batch_of(connection, 1)
+    run(connection, jobs.put_back([PutBack(job.id, job.token)]))
+    assert row(connection, job.id, "attempt", "claims") == (1, 1)
+    assert [again.light for again in take_light(connection)] == [True]
+
+
 def test_a_batch_has_only_jobs_of_the_kinds_that_may_share_a_lease(connection: Connection) -> None:
     put(connection, max_attempts=3)
     put(connection, "ingest_image", max_attempts=3)
@@ -199,6 +214,35 @@ def test_the_counts_of_a_lane_say_that_a_batch_runs(connection: Connection) -> N
     assert run(connection, insight.depths(100))
 
 
+def test_live_jobs_are_counted_as_they_are_also_those_of_a_batch_that_have_a_row_by_now(
+    connection: Connection, client: Client
+) -> None:
+    first, *_ = batch_of(connection)
+    put(connection)
+    client.cancel(first.id)
+    assert client.counts() == {("interactive", JobState.RUNNING): 3, ("interactive", JobState.QUEUED): 1}
+
+
+def test_slots_are_taken_by_what_runs_in_a_batch_or_not_and_not_by_a_parent_that_waits(
+    connection: Connection, client: Client
+) -> None:
+    parent, first, *_ = batch_of(connection, 4)
+    run(connection, jobs.write_down(parent.id, parent.token))
+    assert run(connection, jobs.begin_waiting(parent.id, parent.token))
+    client.cancel(first.id)
+    put(connection)
+    take(connection, owner="two")
+    assert client.slots_used()["interactive"] == 4
+    assert client.counts()["interactive", JobState.RUNNING] == 5
+
+
+def test_the_priority_of_what_a_batch_holds_stays(connection: Connection, client: Client) -> None:
+    (job,) = batch_of(connection, 1)
+    with pytest.raises(IllegalTransition, match="is running and can't become re-prioritised"):
+        client.prioritise(job.id, 9)
+    assert see(connection, job.id).priority == 0
+
+
 # Against each other
 
 
@@ -217,6 +261,20 @@ def test_a_cancellation_that_meets_a_claim_sees_how_it_ended(
         assert run(connection, jobs.renew(held(claimed))) == {job: "enough"}
         assert run(connection, jobs.settle_succeeded(held(claimed))) == {job}
         assert batches(connection) == []
+
+
+@pytest.mark.parametrize("commits", [True, False])
+def test_a_change_of_priority_that_meets_a_claim_sees_how_it_ended(
+    url: str, connection: Connection, commits: bool
+) -> None:
+    job = put(connection, max_attempts=3)
+    with psycopg.connect(url) as claimer:
+        assert [claimed.light for claimed in take_light(claimer)] == [True]
+        with rival_with(lambda own: run(own, jobs.prioritise(job, 9)), url) as changing:
+            wait_until_blocked(connection)
+            claimer.commit() if commits else claimer.rollback()
+            assert outcome(changing) is not commits
+    assert see(connection, job).priority == (0 if commits else 9)
 
 
 def test_a_claim_leaves_alone_what_is_being_cancelled(url: str, connection: Connection, client: Client) -> None:

@@ -18,7 +18,9 @@ from kappa.engine import (
     JobContext,
     JobState,
     Lane,
+    LeaseLost,
     WorkerConfig,
+    executors,
 )
 from kappa.engine.testing import Heard, drain, maintain, working
 from tests.engine.site import HOUR_MS, Site, place, seen
@@ -572,6 +574,49 @@ async def test_a_job_over_its_time_out_does_not_succeed_because_its_handler_swal
     engine.install()
     done = await ended(engine, client, "stubborn")
     assert (done.state, done.result) == (JobState.TIMED_OUT, None)
+
+
+async def test_a_handler_that_goes_on_after_its_time_out_holds_neither_job_nor_slot_and_writes_nothing(
+    engine: Engine, client: Client, site: Site, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(executors, "CANCEL_AGAIN", 0.01)
+    settled, refused, cancels = asyncio.Event(), list[str](), 0
+
+    @engine.job("stubborn", timeout=timedelta(milliseconds=100))
+    async def stubborn(ctx: AsyncJobContext) -> str:
+        nonlocal cancels
+        async with ctx.transaction() as connection:
+            await connection.execute("INSERT INTO written (line) VALUES ('no')")
+        while not (settled.is_set() and cancels >= executors.CANCELS):
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                cancels += 1
+                if cancels == executors.CANCELS:
+                    await settled.wait()
+        for name, write in (("checkpoint", ctx.checkpoint), ("spawn", ctx.spawn)):
+            try:
+                await write("stubborn")
+            except LeaseLost:
+                refused.append(name)
+        return "all of it"
+
+    @engine.job("next")
+    async def after(ctx: AsyncJobContext) -> None:
+        pass
+
+    engine.lane(Lane(LANE, kinds=("stubborn", "next"), max_slots=1, executor=Executor.ASYNC))
+    engine.install()
+    made = client.enqueue("stubborn")
+    async with working(engine, FOLLOWER):
+        await seen(lambda: client.show(made.id).state is JobState.TIMED_OUT)
+        later = client.enqueue("next")
+        await seen(lambda: client.show(later.id).state is JobState.SUCCEEDED)
+        await seen(lambda: "can't be stopped" in caplog.text)
+        settled.set()
+        await seen(lambda: len(refused) == 2)
+    assert (refused, site.written, cancels) == (["checkpoint", "spawn"], [], executors.CANCELS)
+    assert (client.show(made.id).state, client.show(made.id).result) == (JobState.TIMED_OUT, None)
 
 
 async def test_a_thread_over_its_time_out_can_write_nothing_more(engine: Engine, client: Client, site: Site) -> None:

@@ -1,6 +1,7 @@
 """Leadership: one leads, others stand by, and who lost the session lost the means to act."""
 
 import asyncio
+import threading
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
@@ -9,12 +10,15 @@ import psycopg
 import pytest
 from psycopg import AsyncConnection, Connection
 
-from kappa.engine import Engine, WorkerConfig
+from kappa.engine import Engine, Schedule, WorkerConfig
 from kappa.engine.maintenance.leader import Leader
-from kappa.engine.maintenance.services import Service
+from kappa.engine.maintenance.services import Cron, Reaper, Service
+from kappa.engine.signals import Signals
+from kappa.engine.store import maintenance
 from kappa.engine.testing import Heard, working
+from kappa.pg.ops import run
 from kappa.pg.queries import Row
-from tests.ground import Script, eventually
+from tests.ground import PATIENCE, Script, eventually
 
 Session = Connection[Row]
 
@@ -26,6 +30,7 @@ class Diary:
 
     name = "diary"
     every = 0.02
+    aside = False
 
     def __init__(self, who: str) -> None:
         self.who = who
@@ -48,9 +53,23 @@ class Faulty:
 
     name = "faulty"
     every = 0.02
+    aside = False
 
     async def run_once(self, connection: AsyncConnection[Row], now: datetime | None = None) -> float | None:
         raise KeyError("a fault in a service")
+
+
+class Slow:
+    """A service that waits in the middle of a statement for as long as somebody has its lock."""
+
+    name = "slow"
+    every = 0.02
+    aside = True
+    waits = "SELECT pg_advisory_xact_lock(1, 1)"
+
+    async def run_once(self, connection: AsyncConnection[Row], now: datetime | None = None) -> float | None:
+        await connection.execute(self.waits)
+        return None
 
 
 class Node:
@@ -257,6 +276,79 @@ async def test_a_fault_in_one_service_keeps_no_other_from_its_work(url: str, wat
         seen = last_entry(watcher)
         await until_acted(watcher, "a", after=seen)
         assert node.leader.leading
+
+
+ORPHAN = """
+    INSERT INTO kappa.jobs (lane, kind, state, lease_owner, lease_token, lease_until)
+    VALUES ('tools', 'tool_run', 'running', 'gone', nextval('kappa.lease_tokens'), now() - interval '1 minute')
+"""
+ORPHANS = "SELECT count(*) FROM kappa.jobs WHERE state = 'running' AND lease_token IS NULL"
+
+
+async def reaps(watcher: Session) -> None:
+    before = watcher.execute(ORPHANS).fetchone()
+    watcher.execute(ORPHAN)
+    await asyncio.to_thread(eventually, lambda: watcher.execute(ORPHANS).fetchone() != before, what="a lease reaped")
+
+
+async def test_the_reaper_does_not_wait_for_a_service_that_takes_long(url: str, watcher: Session) -> None:
+    watcher.execute("SELECT pg_advisory_lock(1, 1)")
+    async with standing(Node(url, "a", Slow(), Reaper(Signals(), 0.02))):
+
+        def waits() -> bool:
+            return watcher.execute("SELECT FROM pg_stat_activity WHERE query = %s", [Slow.waits]).fetchone() is not None
+
+        await asyncio.to_thread(eventually, waits, what="a service in the middle of its work")
+        await reaps(watcher)
+        assert waits()
+        watcher.execute("SELECT pg_advisory_unlock(1, 1)")
+
+
+async def test_the_reaper_does_not_wait_for_a_program_that_asks_itself_whether_a_job_is_needed(
+    url: str, watcher: Session
+) -> None:
+    asked, answer, answered = threading.Event(), threading.Event(), list[bool]()
+    node = Node(url, "a")
+
+    def needed(payload: object) -> None:
+        asked.set()
+        answered.append(answer.wait(PATIENCE))
+
+    node.engine.job("tool_run", needed=needed)(lambda ctx: None)
+    with node.engine.client() as client:
+        client.put_schedule(Schedule("always", "* * * * *", "tool_run"))
+    watcher.execute("UPDATE kappa.schedules SET next_at = now() - interval '1 second'")
+    reaper, cron = Reaper(node.engine.signals, 0.02), Cron(node.engine.registry, node.engine.signals)
+    node.leader = Leader(url, [cron, reaper], node.engine.signals, OFTEN)
+    async with standing(node):
+        try:
+            assert await asyncio.to_thread(asked.wait, 30)
+            await reaps(watcher)
+        finally:
+            answer.set()
+        await node.heard.until("fired")
+    assert answered == [True]
+
+
+async def test_what_takes_long_is_done_by_one_leader_at_a_time(url: str, watcher: Session) -> None:
+    watcher.execute("SELECT pg_advisory_lock(1, 1)")
+
+    def inside() -> int:
+        return len(watcher.execute("SELECT FROM pg_stat_activity WHERE query = %s", [Slow.waits]).fetchall())
+
+    with psycopg.connect(url, autocommit=True) as rest:
+        # What is left of a leader that lost its first session, and not yet the second.
+        assert run(rest, maintenance.try_lead_aside())
+        async with standing(Node(url, "b", Slow())) as node:
+            await node.heard.until("leading")
+            await until_acted(watcher, "b")
+            aside = "SELECT query FROM pg_stat_activity WHERE application_name = 'kappa leader aside'"
+            asked = [("SELECT pg_try_advisory_lock(1262568295, 0)",)]
+            await asyncio.to_thread(eventually, lambda: watcher.execute(aside).fetchall() == asked)
+            assert inside() == 0
+            rest.close()
+            await asyncio.to_thread(eventually, lambda: inside() == 1)
+            watcher.execute("SELECT pg_advisory_unlock(1, 1)")
 
 
 LEADING_PROCESS = """

@@ -301,6 +301,26 @@ def test_two_adopters_of_one_orphan_one_gets_it(url: str, connection: Connection
     assert see(connection, lost).lease_owner == "one"
 
 
+def test_a_start_that_is_written_late_is_when_it_was(connection: Connection) -> None:
+    marked, settled, back, committed = (put(connection, max_attempts=3) for _ in range(4))
+    run(connection, lanes.edit_lane("interactive", {"max_slots": 4}))
+    leases = {job.id: job.token for job in take(connection)}
+    ages = dict.fromkeys(leases, 3600.0)
+    begun = later(connection, hours=-1)
+    run(connection, jobs.mark_started([(marked, leases[marked])], ages))
+    run(connection, jobs.settle([Finish(settled, leases[settled], JobState.FAILED)], ages))
+    run(connection, jobs.put_back([PutBack(back, leases[back], 1.0)], ages))
+    with connection.transaction():
+        connection.execute("SELECT 1")
+        run(connection, jobs.settle([Finish(committed, leases[committed], JobState.SUCCEEDED)], ages))
+    ended = later(connection, hours=-1)
+    for job in (marked, settled, back, committed):
+        started = see(connection, job).started_at
+        assert started is not None
+        assert begun <= started <= ended
+    assert row(connection, marked, "attempt_started_at") == (see(connection, marked).started_at,)
+
+
 def test_an_adopter_has_what_is_left_of_the_original_time_out(connection: Connection) -> None:
     lost = orphan(connection, timeout=timedelta(minutes=10))
     connection.execute("UPDATE kappa.jobs SET attempt_started_at = now() - interval '4 minutes'")

@@ -5,21 +5,22 @@ import threading
 from collections.abc import AsyncIterator
 from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
 from psycopg import AsyncConnection, Connection
 
-from kappa.engine import Client, Engine, JobContext, JobNotFound, JobState, Lane, WorkerConfig
-from kappa.engine.maintenance.services import PARTITION_DAYS, Expiry, Promoter, Reaper, Retention
+from kappa.engine import Client, Engine, JobContext, JobNotFound, JobState, Lane, Schedule, WorkerConfig
+from kappa.engine.maintenance.services import AT_ONCE, PARTITION_DAYS, Expiry, Promoter, Reaper, Retention
 from kappa.engine.registry import Registry
 from kappa.engine.store import jobs, lanes, maintenance
 from kappa.engine.store.jobs import Finish, NewJob, PutBack
 from kappa.engine.store.maintenance import BATCH
 from kappa.engine.testing import Heard, maintain, working
-from kappa.pg.ops import run
-from kappa.pg.queries import Row
+from kappa.pg.ops import Op, run
+from kappa.pg.queries import Query, Row
 from tests.ground import eventually
 
 Session = Connection[Row]
@@ -268,6 +269,46 @@ async def test_the_origin_of_a_retry_is_kept_while_the_retry_lives(
     assert not is_there(client, origin)
 
 
+async def test_a_parent_is_kept_while_its_child_lives(engine: Engine, client: Client, connection: Session) -> None:
+    parent = finished(connection)
+    child = run(connection, jobs.enqueue(NewJob("tool_run", "null", parent_id=parent, spawn_key="a")))
+    assert child is not None
+    for days in (3, 5, 9):
+        await maintain(engine, later=days * DAY, only=only("retention"))
+        assert client.show(parent).state is JobState.SUCCEEDED
+    client.cancel(child)
+    await maintain(engine, later=11 * DAY, only=only("retention"))
+    assert not is_there(client, parent)
+
+
+async def test_the_origins_of_a_retry_are_kept_as_long_as_the_retry_is(
+    engine: Engine, client: Client, connection: Session
+) -> None:
+    connection.execute("UPDATE kappa.engine_settings SET keep_failed = '2 days'")
+    first = finished(connection, JobState.FAILED)
+    second = finished(connection, JobState.FAILED, retry_of=first)
+    connection.execute("UPDATE kappa.engine_settings SET keep_failed = '10 days'")
+    third = finished(connection, JobState.FAILED, retry_of=second)
+    for days in (3, 5, 9):
+        await maintain(engine, later=days * DAY, only=only("retention"))
+        assert [is_there(client, job) for job in (first, second, third)] == [True] * 3
+    for days in (11, 13):
+        await maintain(engine, later=days * DAY, only=only("retention"))
+    assert [is_there(client, job) for job in (first, second, third)] == [False] * 3
+
+
+async def test_what_a_schedule_enqueued_last_is_kept(engine: Engine, client: Client, connection: Session) -> None:
+    before, last = finished(connection), finished(connection)
+    client.put_schedule(Schedule("yearly", "0 0 1 1 *", "polarity"))
+    connection.execute("UPDATE kappa.schedules SET last_job = %s", [last])
+    for days in (3, 5, 9):
+        await maintain(engine, later=days * DAY, only=only("retention"))
+        assert (is_there(client, before), is_there(client, last)) == (False, True)
+    client.drop_schedule("yearly")
+    await maintain(engine, later=11 * DAY, only=only("retention"))
+    assert not is_there(client, last)
+
+
 @pytest.mark.parametrize("later", [49 * HOUR, 4 * DAY], ids=["row by row", "with its whole day"])
 async def test_a_retry_that_is_being_made_keeps_its_origin(
     client: Client, connection: Session, other: Session, leader: AsyncConnection[Row], later: timedelta
@@ -356,6 +397,20 @@ async def test_a_day_that_the_default_partition_took_rows_of_does_not_stop_maint
     assert is_there(client, job)
     await maintain(engine, later=21 * DAY, only=only("retention"))
     assert not is_there(client, job)
+
+
+async def test_what_a_program_forgets_goes_bit_by_bit_and_others_have_their_turn_in_between(
+    connection: Session, leader: AsyncConnection[Row]
+) -> None:
+    connection.execute("CREATE TABLE old AS SELECT generate_series(1, 3) AS id")
+    some = Query("some", Path(__file__), b"DELETE FROM old WHERE id = (SELECT min(id) FROM old) RETURNING id", ())
+    registry = Registry()
+    registry.forgetting.append(lambda now: Op(some, {}, len))
+    retention = Retention(registry)
+    left = []
+    while await retention.run_once(leader) == AT_ONCE:
+        left.append(value(connection, "SELECT count(*) FROM old"))
+    assert left == [2, 1, 0]
 
 
 async def test_a_longer_retention_still_gets_days_of_its_own(engine: Engine, connection: Session) -> None:

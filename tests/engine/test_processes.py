@@ -4,12 +4,16 @@ import asyncio
 import os
 import signal
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from kappa.engine import Client, Engine, Job, JobState, WorkerConfig
+from kappa.engine.store import maintenance
 from kappa.engine.testing import drain, maintain, working
+from kappa.pg.ops import run
+from tests.engine.hands import Connection, later
 from tests.engine.site import Site
 from tests.engine.work import LANE, build
 from tests.ground import Script, eventually
@@ -127,6 +131,26 @@ async def test_a_start_counts_even_if_the_worker_is_killed_by_the_first_thing_th
     await adopt_and_run_again(engine)
     assert site.said == []
     assert client.show(made.id).state is JobState.FAILED
+
+
+@pytest.mark.parametrize("executor", ["thread", "async"])
+async def test_a_job_that_kills_every_worker_at_once_begins_once_more_than_it_may_at_most(
+    engine: Engine, client: Client, connection: Connection, site: Site, executor: str, tmp_path: Path
+) -> None:
+    starts = tmp_path / "starts"
+    made = client.enqueue("count_and_die", site.task(text=str(starts)))
+
+    def over(one: Script) -> bool:
+        run(connection, maintenance.promote(later(connection, hours=1)))  # it doesn't wait for its backoff
+        return one.process.poll() is not None or client.show(made.id).state.terminal
+
+    while not client.show(made.id).state.terminal:
+        with worker(site, executor) as next_one:
+            eventually(partial(over, next_one))
+        await reap(engine)
+    done = client.show(made.id)
+    assert (done.state, done.attempt, done.max_attempts) == (JobState.FAILED, 3, 3)
+    assert 3 <= len(starts.read_bytes()) <= 4
 
 
 async def test_a_checkpoint_survives_the_kill_of_its_worker(

@@ -62,7 +62,8 @@ BEFORE_START = (S.AWAITING_APPROVAL, S.SCHEDULED, S.QUEUED)
 LIVE_ROWS = """
     SELECT j.id, j.lane, CASE WHEN b.token IS NULL THEN j.state ELSE 'running' END::text, j.attempt, j.max_attempts,
            coalesce(b.owner, j.lease_owner), coalesce(b.token, j.lease_token), j.waiting, j.dedup_key, j.priority,
-           j.attempt_started_at IS NOT NULL, j.cancel_reason, j.progress_done, j.checkpoint::text, b.token IS NOT NULL
+           j.attempt_started_at IS NOT NULL, j.cancel_reason, j.progress_done, j.checkpoint::text, b.token IS NOT NULL,
+           j.claims + (b.token IS NOT NULL)::int
       FROM kappa.jobs AS j
       LEFT JOIN kappa.batch_leases AS b ON j.state = 'queued' AND j.id = ANY (b.ids)
 """
@@ -86,6 +87,7 @@ class Life:
     cancel_reason: str | None = None
     progress: float | None = None
     checkpoint: str | None = None
+    claims: int = 0
     light: bool = False
     """Whether its lease is that of a batch and its own row still says that it is queued."""
 
@@ -93,12 +95,16 @@ class Life:
         return (
             self.id, self.lane, self.state.value, self.attempt, self.max_attempts, self.owner, self.token,
             self.waiting, self.dedup_key, self.priority, self.started, self.cancel_reason, self.progress,
-            self.checkpoint, self.light,
+            self.checkpoint, self.light, self.claims,
         )  # fmt: skip
 
     @property
     def takes_slot(self) -> bool:
         return self.state is S.RUNNING and not self.waiting
+
+    @property
+    def may_share_a_lease(self) -> bool:
+        return self.attempt + 1 < self.max_attempts and self.claims <= self.attempt
 
     def let_go(self) -> None:
         self.owner = self.token = None
@@ -280,7 +286,7 @@ class Lives(RuleBasedStateMachine):
     def prioritise(self, pick: int, priority: int) -> None:
         life = self.a_job(pick)
         moved = run(self.session, jobs.prioritise(life.id, priority))
-        assert moved == (life.state in BEFORE_START or life.light)
+        assert moved == (life.state in BEFORE_START)
         if moved:
             life.priority = priority
 
@@ -303,12 +309,14 @@ class Lives(RuleBasedStateMachine):
         free = self.slots[lane] - sum(life.takes_slot for life in mine)
         room = max(0, min(capacity - len(adopted), free)) if self.enabled[lane] else 0
         assert set(taken) == {job for _, job in queued[:room]}
-        light = light and all(self.lives[job].attempt + 1 < self.lives[job].max_attempts for job in taken)
+        light = light and all(self.lives[job].may_share_a_lease for job in taken)
         for job in claimed:
             life = self.lives[job.id]
             assert (job.attempt, job.max_attempts, job.started) == (life.attempt, life.max_attempts, life.started)
             assert job.cancel_reason == life.cancel_reason
             life.state, life.owner, life.token = S.RUNNING, owner, job.token
+            life.claims += 1
+            assert job.claims == life.claims
             life.light = light and not job.adopted
             assert job.light == life.light
             self.leases.append((job.id, job.token))

@@ -20,7 +20,7 @@ from kappa.engine import (
     attempt,
 )
 from kappa.engine.model import TRANSITIONS
-from kappa.engine.store import jobs, maintenance
+from kappa.engine.store import jobs, lanes, maintenance
 from kappa.engine.store.jobs import Finish, PutBack
 from kappa.engine.testing import maintain
 from kappa.pg.ops import Op, run
@@ -79,9 +79,17 @@ def test_the_statements_know_every_way_of_the_table_and_no_other(connection: Con
     names = list(_every_operation(connection, 0, 0))
     seen: dict[JobState, set[JobState]] = {state: set() for state in JobState}
     ways_to_run: set[str] = set()
-    for state, name in itertools.product(JobState, names):
-        connection.execute("TRUNCATE kappa.jobs, kappa.finished_jobs")
-        job_id, token = in_state(connection, state)
+    run(connection, lanes.edit_lane("interactive", {"executor": "async"}))
+    begins = [*((state, False) for state in JobState), (JobState.RUNNING, True)]
+    for (state, in_batch), name in itertools.product(begins, names):
+        connection.execute("TRUNCATE kappa.jobs, kappa.finished_jobs, kappa.batch_leases")
+        if in_batch:
+            put(connection, max_attempts=3)
+            ((job_id, token),) = [(job.id, job.token) for job in take(connection, light_kinds=["ingestion"])]
+            assert row(connection, job_id, "state") == ("queued",)
+        else:
+            job_id, token = in_state(connection, state)
+        assert see(connection, job_id).state is state
         run(connection, _every_operation(connection, job_id, token)[name])
         after = see(connection, job_id).state
         if after is not state:
@@ -397,6 +405,30 @@ def test_a_retry_is_a_new_job_that_knows_its_origin(client: Client, connection: 
     for name in ("kind", "payload", "priority", "timeout", "max_attempts", "submitted_by"):
         assert getattr(new, name) == getattr(before, name), name
     assert client.show(old) == before
+
+
+def test_a_retry_of_a_job_that_snoozed_may_be_attempted_as_often_as_that_was_meant_to(
+    client: Client, connection: Connection
+) -> None:
+    job_id = put(connection, max_attempts=2)
+    for _ in range(3):
+        (claimed,) = take(connection)
+        run(connection, jobs.put_back([PutBack(job_id, claimed.token, 1.0, snoozed=True)]))
+        run(connection, maintenance.promote(later(connection, hours=1)))
+    client.cancel(job_id)
+    assert client.show(job_id).max_attempts == 5
+    assert client.show(client.retry(job_id).id).max_attempts == 2
+
+
+async def test_snoozes_are_forgotten_with_their_job(engine: Engine, connection: Connection) -> None:
+    for _ in range(2):
+        claimed = start(connection)
+        run(connection, jobs.put_back([PutBack(claimed.id, claimed.token, 3600.0, snoozed=True)]))
+    run(connection, jobs.cancel_before_start(claimed.id, BEFORE_START, "enough"))
+    await maintain(engine, only=lambda name: name == "retention")
+    assert len(connection.execute("SELECT FROM kappa.snoozes").fetchall()) == 2
+    await maintain(engine, later=timedelta(days=3), only=lambda name: name == "retention")
+    assert len(connection.execute("SELECT FROM kappa.snoozes").fetchall()) == 1
 
 
 def test_a_retry_of_a_rejected_job_has_to_be_approved(costly: Engine, client: Client) -> None:

@@ -3,16 +3,21 @@
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
-from datetime import timedelta
+from dataclasses import replace
+from datetime import datetime, timedelta
 
 import psycopg
 import pytest
 
-from kappa.engine import AsyncJobContext, Client, Engine, Executor, JobState, Lane, WorkerConfig
+from kappa.engine import AsyncJobContext, Client, Engine, Executor, JobContext, JobState, Lane, WorkerConfig
+from kappa.engine.config import kept_threads
+from kappa.engine.maintenance.services import Reaper
+from kappa.engine.model import MAX_LANE_SLOTS
+from kappa.engine.signals import Signals
 from kappa.engine.testing import Heard, drain, maintain, working
 from tests.engine.site import HOUR_MS, Site, place, seen
 from tests.engine.work import LANE
-from tests.ground import eventually
+from tests.ground import PATIENCE, eventually
 
 FOLLOWER = WorkerConfig(lead=False, grace=timedelta(seconds=5))
 """Time moves only when the test says so."""
@@ -73,6 +78,38 @@ def lane(engine: Engine, name: str, *kinds: str, slots: int = 4, poll_ms: int = 
     engine.install()
 
 
+def test_a_worker_has_the_numbers_of_the_specification() -> None:
+    config = WorkerConfig()
+    assert (config.grace, config.lead_every) == (timedelta(seconds=30), timedelta(seconds=2))
+    assert (config.job_threads, config.floor_for) == (32, timedelta(milliseconds=250))
+    assert (Lane("any").lease_ttl, Reaper(Signals()).every) == (timedelta(seconds=60), 15.0)
+
+
+# Starts
+
+
+async def test_a_start_that_is_marked_later_is_no_later_than_the_time_that_the_handler_saw(
+    engine: Engine, client: Client, url: str
+) -> None:
+    seen_by_handler: list[datetime] = []
+    go = asyncio.Event()
+
+    @engine.job("look", idempotent=True)
+    async def look(ctx: AsyncJobContext) -> None:
+        async with await psycopg.AsyncConnection.connect(url) as connection:
+            cursor = await connection.execute("SELECT clock_timestamp()")
+            seen_by_handler.extend(row[0] for row in await cursor.fetchall())
+        await go.wait()
+
+    lane(engine, LANE, "look")
+    made = client.enqueue("look")
+    async with working(engine, replace(FOLLOWER, start_mark_after=timedelta(seconds=1))):
+        started = await seen(lambda: client.show(made.id).started_at)
+        go.set()
+    assert [started <= at for at in seen_by_handler] == [True]
+    assert client.show(made.id).started_at == started
+
+
 # Slots
 
 
@@ -96,20 +133,21 @@ async def test_a_long_job_in_one_lane_takes_no_slot_of_another(engine: Engine, c
 
 async def test_slots_hold_for_all_workers_together(engine: Engine, client: Client, heard: Heard) -> None:
     most = now = 0
+    all_slots = asyncio.Barrier(3)
 
     @engine.job("step")
     async def step(ctx: AsyncJobContext) -> None:
         nonlocal most, now
         now += 1
         most = max(most, now)
-        await asyncio.sleep(0.002)
+        await all_slots.wait()
         now -= 1
 
     lane(engine, LANE, "step", slots=3)
-    client.enqueue_many("step", [None] * 100)
+    client.enqueue_many("step", [None] * 99)
     async with working(engine, FOLLOWER) as one, working(engine, FOLLOWER) as other:
         assert one.owner != other.owner
-        await heard.until("settled", 100)
+        await heard.until("settled", 99)
     assert most == 3
 
 
@@ -123,6 +161,65 @@ async def test_more_slots_take_effect_with_no_restart(engine: Engine, client: Cl
         await crowd.until(3)
         crowd.let_go()
     assert crowd.most == 3
+
+
+async def test_a_lanes_row_is_read_with_every_poll_also_if_nobody_tells_of_an_edit(
+    engine: Engine, client: Client, site: Site
+) -> None:
+    crowd = Crowd(engine, "stay")
+    lane(engine, LANE, "stay", slots=1, poll_ms=20)
+    client.enqueue_many("stay", [None] * 4)
+    async with working(engine, FOLLOWER):
+        await crowd.until(1)
+        with site.listening("kappa_lane") as told:
+            site.do("UPDATE kappa.lanes SET max_slots = 3 WHERE name = %s", LANE)
+            await crowd.until(3)
+            assert told() == []
+        crowd.let_go()
+    assert crowd.most == 3
+
+
+async def test_two_full_lanes_of_threads_run_side_by_side(engine: Engine, client: Client) -> None:
+    together = threading.Barrier(2 * MAX_LANE_SLOTS)
+
+    def meet(ctx: JobContext) -> None:
+        together.wait(PATIENCE)
+
+    for name in ("left", "right"):
+        engine.job(name)(meet)
+        engine.lane(Lane(name, kinds=(name,), max_slots=MAX_LANE_SLOTS, poll_interval_ms=HOUR_MS))
+    engine.install()
+    for name in ("left", "right"):
+        client.enqueue_many(name, [None] * MAX_LANE_SLOTS)
+    await drain(engine, FOLLOWER)
+    jobs = client.list_jobs(limit=100)
+    assert [job.state for job in jobs] == [JobState.SUCCEEDED] * 2 * MAX_LANE_SLOTS
+
+
+def test_as_many_threads_stay_as_all_lanes_can_use_at_once() -> None:
+    assert [kept_threads(lanes) for lanes in (0, 1, 2)] == [4, 16, 32]
+
+
+async def test_a_job_that_is_more_urgent_overtakes_those_that_a_busy_lane_has_before_it(
+    engine: Engine, client: Client
+) -> None:
+    order: list[str] = []
+    began, go = asyncio.Event(), asyncio.Event()
+
+    @engine.job("step")
+    async def step(ctx: AsyncJobContext, name: str) -> None:
+        order.append(name)
+        began.set()
+        await go.wait()
+
+    lane(engine, LANE, "step", slots=1)
+    client.enqueue_many("step", ["first", "second", "third"])
+    async with working(engine, replace(FOLLOWER, floor_for=timedelta(0))):
+        await began.wait()
+        await asyncio.to_thread(client.enqueue, "step", "urgent", priority=1)
+        go.set()
+        await seen(lambda: len(order) == 4)
+    assert order == ["first", "urgent", "second", "third"]
 
 
 async def test_fewer_slots_take_effect_with_no_restart(engine: Engine, client: Client, heard: Heard) -> None:
@@ -330,6 +427,15 @@ async def test_every_lease_of_a_worker_is_renewed_in_one_statement_before_it_run
         renewed = await seen(lambda: rows if len(rows := site.rows("SELECT jobs FROM renewals ORDER BY id")) > 4 else 0)
         crowd.let_go()
     assert renewed[1:] == [3] * (len(renewed) - 1)
+
+
+async def test_leases_are_renewed_when_a_quarter_of_the_shortest_is_over(engine: Engine, client: Client) -> None:
+    Crowd(engine, "stay", "other")
+    lane(engine, LANE, "stay")
+    lane(engine, "second", "other", ttl=8)
+    async with working(engine, replace(FOLLOWER, lanes=(LANE,))) as one, working(engine, FOLLOWER) as both:
+        await seen(lambda: len(client.workers()) == 2)
+        assert (one.renews_every, both.renews_every) == (15.0, 2.0)
 
 
 async def test_a_shorter_lease_is_renewed_sooner_with_no_restart(engine: Engine, client: Client, site: Site) -> None:

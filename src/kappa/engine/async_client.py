@@ -220,9 +220,10 @@ class AsyncClient:
             job = await self._find(session, job_id)
             if not job.state.terminal:
                 raise IllegalTransition(job_id, job.state, "queued again before it ended")
+            snoozes = await run_async(session, jobs.snoozes(job_id))
             done = await self.enqueue(
                 job.kind, job.payload, priority=job.priority, timeout=job.timeout,
-                max_attempts=max(job.max_attempts, 1), auto_approve=job.approved_by if approved else None,
+                max_attempts=job.max_attempts - snoozes, auto_approve=job.approved_by if approved else None,
                 submitted_by=job.submitted_by,
                 retry_of=job_id, connection=session,
             )  # fmt: skip
@@ -323,6 +324,10 @@ class AsyncClient:
     async def depths(self, limit: int) -> Mapping[tuple[str, JobState], int]:
         """The same, each counted no further than the limit: quick, however long the queues are."""
         return await self._do(insight.depths(limit))
+
+    async def slots_used(self) -> Mapping[str, int]:
+        """How many of each lane's slots are taken in the cluster; a parent that waits for its children has none."""
+        return await self._do(insight.slots_used())
 
     async def orphans(self, limit: int) -> int:
         """Running jobs that wait to be adopted, counted up to the limit."""

@@ -18,7 +18,8 @@ BACKOFF_JITTER = 0.2
 DETAIL_LIMIT = 20_000
 
 CLAIMS_BEYOND_ATTEMPTS = 10
-"""How often a job may be claimed and vanish with its worker before it was seen to start."""
+"""How often a job may be claimed and vanish with its worker before it was seen to start. Only the first such claim can
+have begun the work: after it, a start is written before it happens."""
 
 
 class Untold(Exception):

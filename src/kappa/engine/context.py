@@ -85,6 +85,11 @@ class Running:
     def attempt(self) -> int:
         return self.claimed.attempt if self.claimed.started else self.claimed.attempt + 1
 
+    @property
+    def age(self) -> float:
+        """Seconds since it began here."""
+        return time.monotonic() - self.begun
+
     def look_for_it(self) -> None:
         """Adopted: even if its time is over, there is time to see how it ended."""
         self.deadline = max(self.deadline, self.begun + TIME_TO_LOOK)

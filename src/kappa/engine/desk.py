@@ -17,7 +17,7 @@ from kappa.engine.context import Running
 from kappa.engine.model import JobState
 from kappa.engine.signals import Signals
 from kappa.engine.store import jobs
-from kappa.engine.store.jobs import Finish, PutBack
+from kappa.engine.store.jobs import Ages, Finish, PutBack
 from kappa.pg import AsyncPool
 from kappa.pg.ops import Op, run_async
 
@@ -80,14 +80,15 @@ class Desk:
         """An attempt is under way, with a lease to renew and a start to count.
 
         The last attempt that a job may have begins only when its start is written: it must not be run twice because
-        its worker was lost in between.
+        its worker was lost in between. So does every attempt of a job that vanished once without a start that anybody
+        saw: there may have been one, and there won't be another.
         """
         if running.claimed.id in self._running:
             self.supersede(running.claimed.id)
         self._running[running.claimed.id] = running
         if running.started:
             start(running)
-        elif running.attempt >= running.claimed.max_attempts:
+        elif running.attempt >= running.claimed.max_attempts or running.claimed.claims > running.attempt:
             self._careful_starts.add((running, start))
         else:
             if not self._young:
@@ -183,6 +184,11 @@ class Desk:
         async with self._pool.connection(who="desk") as connection:
             return await run_async(connection, op)
 
+    async def _do_aged(self, begun: list[Running], op: Callable[[Ages], Op[T]]) -> T:
+        async with self._pool.connection(who="desk") as connection:
+            # Only now: to wait for a connection makes no start later.
+            return await run_async(connection, op({running.claimed.id: running.age for running in begun}))
+
     async def _settle_quick(self, batch: list[Running]) -> None:
         await self._write_progress(batch)  # the last word, which would have been written a little later
         written = await self._do(jobs.settle_succeeded([running.held for running in batch]))
@@ -190,13 +196,15 @@ class Desk:
 
     async def _settle(self, batch: list[tuple[Running, Finish]]) -> None:
         await self._write_progress([running for running, _ in batch])
-        written = await self._do(jobs.settle([outcome for _, outcome in batch]))
+        begun = [running for running, _ in batch]
+        written = await self._do_aged(begun, lambda ages: jobs.settle([outcome for _, outcome in batch], ages))
         for running, outcome in batch:
             self._close(running, outcome.id in written, outcome.state)
 
     async def _put_back(self, batch: list[tuple[Running, PutBack]]) -> None:
         await self._write_progress([running for running, _ in batch])
-        written = await self._do(jobs.put_back([outcome for _, outcome in batch]))
+        begun = [running for running, _ in batch]
+        written = await self._do_aged(begun, lambda ages: jobs.put_back([outcome for _, outcome in batch], ages))
         for running, outcome in batch:
             self._close(running, outcome.id in written, JobState.SCHEDULED if outcome.delay > 0 else JobState.QUEUED)
 
@@ -245,16 +253,21 @@ class Desk:
                     self._starts.add(running)
 
     async def _mark(self, batch: list[Running]) -> None:
-        young = [running for running in batch if not running.finished and not running.lost]
-        if young:
-            marked = await self._do(jobs.mark_started([running.held for running in young]))
-            for running in young:
-                running.started = running.claimed.id in marked
-                running.light = False
+        if young := [running for running in batch if not running.finished and not running.lost]:
+            held = [running.held for running in young]
+            self._marked(young, await self._do_aged(young, lambda ages: jobs.mark_started(held, ages)))
+
+    def _marked(self, batch: list[Running], marked: set[int]) -> None:
+        for running in batch:
+            running.started = running.claimed.id in marked
+            running.light = False
 
     async def _mark_and_start(self, batch: list[tuple[Running, Callable[[Running], None]]]) -> None:
-        await self._mark([running for running, _ in batch])
+        wanted = [running for running, _ in batch if not running.finished and not running.lost]
+        self._marked(wanted, await self._do(jobs.mark_started([running.held for running in wanted])))
         for running, start in batch:
+            if running.finished:
+                continue  # its time was up before it began
             if running.started:
                 start(running)
             elif not running.lost:

@@ -1,8 +1,10 @@
 """Runs one attempt where its lane says, and hands its outcome in.
 
 - `async`: the handler is a coroutine on the worker's loop; at its time-out it is cancelled.
-- `thread`: the handler blocks a thread; at its time-out the job is settled and the thread told, its writes refused.
+- `thread`: the handler blocks a thread; at its time-out it is told.
 - `process`: the handler runs in a child process, behind a thread that speaks for it; at its time-out it is killed.
+
+A time-out is settled at once, whatever the handler makes of it: with the lease gone, its later writes are refused.
 """
 
 import asyncio
@@ -25,6 +27,11 @@ from kappa.engine.store.jobs import Finish, PutBack
 from kappa.engine.threads import Threads
 
 log = logging.getLogger(__name__)
+
+CANCEL_AGAIN = 1.0
+"""Seconds that a handler on the loop has to end, each time that it is cancelled."""
+CANCELS = 10
+"""How often a handler is cancelled that goes on after its time was up."""
 
 
 class SharedTasks:
@@ -80,6 +87,7 @@ class Executors:
         self._children = children
         self._loop = asyncio.get_running_loop()
         self._tasks = SharedTasks(self._on_loop)
+        self._stopping: set[asyncio.Task[None]] = set()
 
     def start(self, running: Running, executor: Executor) -> None:
         """One attempt, from here to its outcome at the desk."""
@@ -96,9 +104,16 @@ class Executors:
         """Until everything that was started has a task."""
         await self._tasks.begun()
 
+    async def stopped(self) -> None:
+        """Until everything whose time was up has ended, or is given up."""
+        await asyncio.gather(*self._stopping)
+
     async def _on_loop(self, running: Running) -> None:
+        if running.timed_out:  # before it had its turn
+            return
         handler = running.handler
         context = AsyncJobContext(running, self._office)
+        outcome: Finish | PutBack | None = None
         try:
             if handler.takes_payload:
                 value = await handler.function(context, handler.load_payload(running.claimed.payload))
@@ -109,21 +124,21 @@ class Executors:
                 return
             outcome = attempt.of_value(running, value)
         except LeaseLost:
-            await self._give_up(running)
-            return
+            pass
         except asyncio.CancelledError as error:
             if running.task is not None and running.task.cancelling() and not running.timed_out:
-                if self._office.has_transaction(running):
-                    await self._office.end_transaction(running, None)
+                await self._undo(running)
                 raise
             outcome = attempt.of_error(running, error)  # of something that the handler itself cancelled
         except BaseException as error:
             # Not even SystemExit: a handler's end isn't the worker's.
             outcome = attempt.of_error(running, error)
-        if running.timed_out:
-            outcome = attempt.timed_out(running)
         running.ending = True
-        if running.connection is None:
+        if running.timed_out:  # settled when its time was up
+            await self._undo(running)
+        elif outcome is None:
+            await self._give_up(running)
+        elif running.connection is None:
             self._desk.settle(running, outcome)
         else:
             await self._settle_with_transaction(running, outcome)
@@ -154,15 +169,29 @@ class Executors:
         running.timed_out = True
         if running.handler.is_async:
             if running.task is not None:
-                running.task.cancel()
-            return
-        self._children.kill(running)
+                stopping = self._loop.create_task(self._cancel(running, running.task))
+                self._stopping.add(stopping)
+                stopping.add_done_callback(self._stopping.discard)
+        else:
+            self._children.kill(running)
         if not running.finished:
             self._desk.settle(running, attempt.timed_out(running))
 
-    async def _give_up(self, running: Running) -> None:
+    async def _cancel(self, running: Running, task: "asyncio.Task[None]") -> None:
+        for _ in range(CANCELS):
+            if not running.ending:
+                task.cancel()
+            if (await asyncio.wait([task], timeout=CANCEL_AGAIN))[0]:
+                return
+            log.warning("job %d: its time is up, and its handler goes on", running.claimed.id, extra=running.facts)
+        log.error("job %d: its handler can't be stopped: left alone", running.claimed.id, extra=running.facts)
+
+    async def _undo(self, running: Running) -> None:
         if running.connection is not None and self._office.has_transaction(running):
             await self._office.end_transaction(running, None)
+
+    async def _give_up(self, running: Running) -> None:
+        await self._undo(running)
         self._desk.lose(running)
         self._desk.forget(running)
 

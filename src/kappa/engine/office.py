@@ -17,7 +17,7 @@ from kappa.engine.store.jobs import Finish, NewJob
 from kappa.engine.threads import BoundedThreads
 from kappa.engine.waiting import happens
 from kappa.pg import AsyncPool, Pool
-from kappa.pg.ops import run, run_async
+from kappa.pg.ops import Op, run, run_async
 from kappa.pg.queries import Row
 
 LOOK_AT_CHILDREN = 1.0
@@ -126,7 +126,7 @@ class WorkerOffice:
         assert isinstance(connection, Connection)
         # A connection that broke can't undo anything, nor need it: psycopg then lets the wish for it through.
         with suppress(psycopg.Rollback), stack:
-            if outcome is not None and not running.lost and run(connection, jobs.settle([outcome])):
+            if outcome is not None and not running.lost and run(connection, _settle(running, outcome)):
                 return True
             raise psycopg.Rollback
         return False
@@ -139,7 +139,7 @@ class WorkerOffice:
         assert isinstance(connection, AsyncConnection)
         with suppress(psycopg.Rollback):
             async with stack:
-                if outcome is not None and not running.lost and await run_async(connection, jobs.settle([outcome])):
+                if outcome is not None and not running.lost and await run_async(connection, _settle(running, outcome)):
                     return True
                 raise psycopg.Rollback
         return False
@@ -180,6 +180,10 @@ class WorkerOffice:
     def _refuse_if_lost(self, running: Running) -> None:
         if running.lost:
             raise LeaseLost(f"the lease of job {running.claimed.id} is lost while it waited for its children")
+
+
+def _settle(running: Running, outcome: Finish) -> Op[set[int]]:
+    return jobs.settle([outcome], {outcome.id: running.age})
 
 
 def _all_ended(found: dict[str, tuple[int, JobState, Any, str | None]], keys: list[str]) -> bool:

@@ -17,7 +17,7 @@ from psycopg import AsyncConnection
 
 from kappa.engine.config import WorkerConfig
 from kappa.engine.engine import Engine
-from kappa.engine.maintenance.services import all_services
+from kappa.engine.maintenance.services import AT_ONCE, all_services
 from kappa.engine.model import JobState
 from kappa.engine.worker import Worker
 
@@ -88,4 +88,5 @@ async def maintain(
         now: datetime = row[0]
         for service in all_services(engine.registry, engine.signals):
             if only(service.name):
-                await service.run_once(connection, now)
+                while await service.run_once(connection, now) == AT_ONCE:
+                    pass

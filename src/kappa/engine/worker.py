@@ -98,6 +98,11 @@ class Worker:
         """Its pools as they are now, from any thread; none before they are open."""
         return [pool.use() for pool in self._pools]
 
+    @property
+    def renews_every(self) -> float:
+        """Seconds from one renewal of all its leases to the next: a quarter of the shortest."""
+        return min((runner.lane.lease_ttl.total_seconds() for runner in self._lanes.values()), default=60.0) / 4
+
     async def _until_stopped(self) -> None:
         await self._stop.wait()
 
@@ -294,9 +299,8 @@ class Worker:
 
     async def _renew(self) -> None:
         while True:
-            ttl = min((runner.lane.lease_ttl.total_seconds() for runner in self._lanes.values()), default=60.0)
             # A lane whose leases became shorter can't wait until the time of the longer ones is over.
-            await happens(self._lease_shrank, ttl / 4)
+            await happens(self._lease_shrank, self.renews_every)
             self._lease_shrank.clear()
             await self._try_renew()
             with suppress(psycopg.OperationalError, PgError):
@@ -356,6 +360,7 @@ class Worker:
         for task in left:
             task.cancel()
         await asyncio.gather(*left, return_exceptions=True)
+        await self._executors.stopped()
 
     def _attempts(self) -> "list[asyncio.Task[None]]":
         return [running.task for running in self._desk.running if running.task is not None]

@@ -11,14 +11,12 @@ from kappa.engine import AsyncClient, JobState, Lane, LaneError, WorkerSeen
 
 @dataclass(frozen=True, slots=True)
 class LaneNow:
-    """A lane's row, and how many live jobs it has in each state."""
+    """A lane's row, how many live jobs it has in each state, and how many slots they take."""
 
     lane: Lane
     jobs: dict[JobState, int]
-
-    @property
-    def slots_used(self) -> int:
-        return self.jobs.get(JobState.RUNNING, 0)
+    slots_used: int
+    """Fewer than run where parents wait for their children."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +42,11 @@ class Workers:
     async def lanes(self) -> list[LaneNow]:
         found = await self._client.lanes()
         counts = await self._client.counts()
+        used = await self._client.slots_used()
         by_lane: dict[str, dict[JobState, int]] = {lane.name: {} for lane in found}
         for (lane, state), count in counts.items():
             by_lane.setdefault(lane, {})[state] = count
-        return [LaneNow(lane, by_lane[lane.name]) for lane in found]
+        return [LaneNow(lane, by_lane[lane.name], used.get(lane.name, 0)) for lane in found]
 
     async def edit_lane(self, who: Principal, name: str, changes: dict[str, Any]) -> LaneNow:
         """Change columns of a lane's row; every worker follows in its next cycle."""

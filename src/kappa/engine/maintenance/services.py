@@ -1,12 +1,15 @@
-"""The leader's services. Each is a `run_once` on the leader's connection; the leader brings the loop.
+"""The leader's services. Each is a `run_once` on a connection of the leader's; the leader brings the loop.
 
-`run_once` gives the seconds until it is due again, if it knows better than its usual interval.
+`run_once` gives the seconds until it is due again, if it knows better than its usual interval; `AT_ONCE` where there is
+more to do.
 """
 
+import asyncio
 import logging
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Protocol
 
 import psycopg
@@ -21,11 +24,14 @@ from kappa.engine.signals import Signals
 from kappa.engine.store import holds, insight, jobs, maintenance
 from kappa.engine.store.jobs import NewJob
 from kappa.engine.store.maintenance import BATCH
-from kappa.pg.ops import run_async
+from kappa.pg.ops import Op, run_async
 from kappa.pg.queries import Row
 
 log = logging.getLogger(__name__)
 
+AT_ONCE = 0.0
+TURN = 20
+"""Batches that a service does before others have their turn."""
 PARTITION_DAYS = 15
 LATE = timedelta(minutes=1)
 """A due time that is further back counts as missed."""
@@ -36,6 +42,8 @@ class Service(Protocol):
 
     name: str
     every: float
+    aside: bool
+    """Whether it may take long, by itself or by code of others, and so runs where the prompt ones don't wait for it."""
 
     async def run_once(self, connection: AsyncConnection[Row], now: datetime | None = None) -> float | None: ...
 
@@ -47,6 +55,7 @@ class Reaper:
     """
 
     name = "reaper"
+    aside = False
 
     def __init__(self, signals: Signals, every: float = 15.0) -> None:
         self.every = every
@@ -67,17 +76,19 @@ class Promoter:
 
     name = "promoter"
     every = 10.0
+    aside = False
 
     def __init__(self, signals: Signals) -> None:
         self._signals = signals
 
     async def run_once(self, connection: AsyncConnection[Row], now: datetime | None = None) -> float | None:
-        while True:
+        for _ in range(TURN):
             promoted = await run_async(connection, maintenance.promote(now))
             if promoted:
                 self._signals.emit("promoted", count=promoted)
             if promoted < BATCH:
                 return await run_async(connection, maintenance.next_due(now))
+        return AT_ONCE
 
 
 class Expiry:
@@ -85,49 +96,68 @@ class Expiry:
 
     name = "expiry"
     every = 60.0
+    aside = False
 
     async def run_once(self, connection: AsyncConnection[Row], now: datetime | None = None) -> float | None:
-        while await run_async(connection, maintenance.expire(now)) == BATCH:
-            pass
-        return None
+        for _ in range(TURN):
+            if await run_async(connection, maintenance.expire(now)) < BATCH:
+                return None
+        return AT_ONCE
 
 
 class Retention:
-    """Deletes finished jobs whose time is over: whole days at once, the day in progress row by row."""
+    """Deletes finished jobs whose time is over: whole days at once, the day in progress row by row.
+
+    So many at a time. While there are more of something, it comes back for that alone.
+    """
 
     name = "retention"
     every = 300.0
+    aside = True
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
+        self._left: list[Callable[[AsyncConnection[Row], datetime | None], Awaitable[bool]]] = []
 
     async def run_once(self, connection: AsyncConnection[Row], now: datetime | None = None) -> float | None:
+        if not self._left:
+            await self._begin(connection, now)
+            self._left = [self._expired, *(partial(_some_of, old) for old in self._registry.forgetting)]
+        left, self._left = self._left, []  # a fault begins it all anew
+        self._left = [some for some in left if await some(connection, now)]
+        return AT_ONCE if self._left else None
+
+    async def _begin(self, connection: AsyncConnection[Row], now: datetime | None) -> None:
         try:
             async with self._briefly(connection):
                 await run_async(connection, maintenance.make_partitions(now, PARTITION_DAYS))
-            await run_async(connection, maintenance.keep_referred(now))
+            await self._keep_referred(connection, now)
             for table in await run_async(connection, maintenance.past_partitions(now)):
                 await self._drop(connection, table, now)
         except psycopg.errors.LockNotAvailable:
             log.warning("somebody reads the history for long: its days are made and dropped next time")
-        async with connection.transaction():
-            over = await run_async(connection, maintenance.lock_expired(now))
-            await run_async(connection, maintenance.delete_expired(over, now))
         await run_async(connection, maintenance.forget_sleepers())
         await run_async(connection, maintenance.forget_workers())
         await run_async(connection, maintenance.forget_fleet())
         await run_async(connection, insight.forget_events())
-        for old in self._registry.forgetting:
-            while await run_async(connection, old(now)):
-                pass
-        return None
+
+    async def _expired(self, connection: AsyncConnection[Row], now: datetime | None) -> bool:
+        async with connection.transaction():
+            over = await run_async(connection, maintenance.lock_expired(now))
+            await self._keep_referred(connection, now)
+            await run_async(connection, maintenance.delete_expired(over, now))
+        return bool(over)
+
+    async def _keep_referred(self, connection: AsyncConnection[Row], now: datetime | None) -> None:
+        while await run_async(connection, maintenance.keep_referred(now)):
+            pass
 
     async def _drop(self, connection: AsyncConnection[Row], table: str, now: datetime | None) -> None:
         name = sql.Identifier(table)
         async with self._briefly(connection):
             await connection.execute(sql.SQL("LOCK TABLE ONLY kappa.finished_jobs, ONLY kappa.{}").format(name))
             # Nobody can begin to refer to a row of it now; whoever did before has committed.
-            await run_async(connection, maintenance.keep_referred(now))
+            await self._keep_referred(connection, now)
             await connection.execute(sql.SQL("DROP TABLE kappa.{}").format(name))
 
     @asynccontextmanager
@@ -138,11 +168,18 @@ class Retention:
             yield
 
 
+async def _some_of(
+    old: Callable[[datetime | None], Op[int]], connection: AsyncConnection[Row], now: datetime | None
+) -> bool:
+    return bool(await run_async(connection, old(now)))
+
+
 class Cron:
     """Enqueues what schedules are due. A due time and its job are written in one transaction: it fires once."""
 
     name = "cron"
     every = 30.0
+    aside = True
 
     def __init__(self, registry: Registry, signals: Signals) -> None:
         self._registry = registry
@@ -189,7 +226,8 @@ class Cron:
         handler = self._registry.find(schedule.kind)
         text = self._registry.dump_payload(schedule.kind, schedule.payload)
         if handler is not None and handler.needed is not None:
-            needed = handler.needed(handler.load_payload(text))
+            # In a thread: it may do anything, and the worker's leases are renewed on this loop.
+            needed = await asyncio.to_thread(handler.needed, handler.load_payload(text))
             if needed is not None and not await run_async(connection, needed):
                 return None
         new = NewJob(

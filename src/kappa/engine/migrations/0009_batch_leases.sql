@@ -128,8 +128,11 @@ BEGIN
     END LOOP;
 END $$;
 
-CREATE OR REPLACE FUNCTION kappa.mark_started(
-    ids bigint[], tokens bigint[]
+-- Of a start that is written later than it was, `ages` says how many seconds ago it was by the worker's stopwatch: the
+-- time of day is still the database's.
+DROP FUNCTION kappa.mark_started;
+CREATE FUNCTION kappa.mark_started(
+    ids bigint[], tokens bigint[], ages double precision[] DEFAULT NULL
 ) RETURNS SETOF bigint LANGUAGE plpgsql
   SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
   SET plan_cache_mode = force_generic_plan
@@ -139,8 +142,9 @@ BEGIN
     PERFORM kappa.write_down(mark_started.ids, mark_started.tokens);
     RETURN QUERY
     UPDATE kappa.jobs AS j
-       SET attempt = j.attempt + 1, attempt_started_at = now(), started_at = coalesce(j.started_at, now())
-      FROM unnest(mark_started.ids, mark_started.tokens) AS s (id, token)
+       SET attempt = j.attempt + 1, attempt_started_at = now() - make_interval(secs => coalesce(s.age, 0)),
+           started_at = coalesce(j.started_at, now() - make_interval(secs => coalesce(s.age, 0)))
+      FROM unnest(mark_started.ids, mark_started.tokens, mark_started.ages) AS s (id, token, age)
      WHERE j.id = s.id AND j.lease_token = s.token AND j.attempt_started_at IS NULL
     RETURNING j.id;
 END $$;
@@ -218,7 +222,8 @@ BEGIN
     RETURNING j.id;
 END $$;
 
--- The ways out accept what is queued in its own row and held by a batch of the caller's.
+-- The ways out accept what is queued in its own row and held by a batch of the caller's. This one, for what succeeded at
+-- once, takes its end for its start as well: they are less than WorkerConfig.start_mark_after apart.
 CREATE OR REPLACE FUNCTION kappa.settle_succeeded(
     ids bigint[], tokens bigint[]
 ) RETURNS SETOF bigint LANGUAGE plpgsql
@@ -257,8 +262,10 @@ BEGIN
     END IF;
 END $$;
 
-CREATE OR REPLACE FUNCTION kappa.settle(
-    ids bigint[], tokens bigint[], states text[], results text[], reasons text[], summaries text[], details text[], started boolean[]
+DROP FUNCTION kappa.settle;
+CREATE FUNCTION kappa.settle(
+    ids bigint[], tokens bigint[], states text[], results text[], reasons text[], summaries text[], details text[],
+    started boolean[], ages double precision[] DEFAULT NULL
 ) RETURNS SETOF bigint LANGUAGE plpgsql
   SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
   SET plan_cache_mode = force_generic_plan
@@ -271,14 +278,14 @@ BEGIN
     RETURN QUERY
     WITH outcome AS (
         SELECT * FROM unnest(settle.ids, settle.tokens, settle.states, settle.results,
-                             settle.reasons, settle.summaries, settle.details, settle.started)
-                   AS o (id, token, new_state, new_result, new_reason, summary, detail, really_started)
+                             settle.reasons, settle.summaries, settle.details, settle.started, settle.ages)
+                   AS o (id, token, new_state, new_result, new_reason, summary, detail, really_started, age)
     ), done AS (
         DELETE FROM kappa.jobs AS j
          USING outcome AS o
          WHERE j.id = o.id AND (j.lease_token = o.token OR (j.state = 'queued' AND (o.id, o.token) IN (
                    SELECT h.id, h.token FROM unnest(mine.held, mine.held_by) AS h (id, token))))
-        RETURNING j.*, o.new_state, o.new_result, o.new_reason, o.summary, o.detail, o.really_started
+        RETURNING j.*, o.new_state, o.new_result, o.new_reason, o.summary, o.detail, o.really_started, o.age
     ), kept AS (
         INSERT INTO kappa.finished_jobs (
             id, lane, kind, state, priority, payload, created_at, submitted_by, dedup_key, parent_id, spawn_key, retry_of,
@@ -287,7 +294,10 @@ BEGIN
         SELECT id, lane, kind, new_state::kappa.job_state, priority, payload, created_at, submitted_by, dedup_key,
                parent_id, spawn_key, retry_of, estimate, approved_by, approved_at, timeout, max_attempts,
                attempt + (really_started AND attempt_started_at IS NULL)::int,
-               CASE WHEN really_started THEN coalesce(started_at, now()) ELSE started_at END,
+               -- Of the clock, as a handler's own transaction began long ago.
+               CASE WHEN really_started
+                    THEN coalesce(started_at, least(now(), clock_timestamp() - make_interval(secs => coalesce(age, 0))))
+                    ELSE started_at END,
                now(), CASE WHEN new_state = 'cancelled' THEN coalesce(cancel_reason, new_reason) ELSE new_reason END,
                new_result::jsonb,
                progress_done, progress_total, progress_message, checkpoint,
@@ -298,8 +308,16 @@ BEGIN
     SELECT CASE WHEN parent_id IS NULL THEN id ELSE kappa.tell_parent(id, parent_id) END FROM done;
 END $$;
 
-CREATE OR REPLACE FUNCTION kappa.put_back(
-    ids bigint[], tokens bigint[], delays double precision[], snoozed boolean[], summaries text[], details text[], started boolean[]
+-- How many of a job's `max_attempts` it has for its snoozes: a retry gets what it was enqueued with.
+CREATE TABLE kappa.snoozes (
+    job_id bigint PRIMARY KEY,
+    times  int    NOT NULL DEFAULT 1
+);
+
+DROP FUNCTION kappa.put_back;
+CREATE FUNCTION kappa.put_back(
+    ids bigint[], tokens bigint[], delays double precision[], snoozed boolean[], summaries text[], details text[],
+    started boolean[], ages double precision[] DEFAULT NULL
 ) RETURNS SETOF bigint LANGUAGE plpgsql
   SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
   SET plan_cache_mode = force_generic_plan
@@ -312,23 +330,29 @@ BEGIN
     RETURN QUERY
     WITH back AS (
         SELECT * FROM unnest(put_back.ids, put_back.tokens, put_back.delays,
-                             put_back.snoozed, put_back.summaries, put_back.details, put_back.started)
-                   AS b (id, token, delay, snoozed, summary, detail, really_started)
+                             put_back.snoozed, put_back.summaries, put_back.details, put_back.started, put_back.ages)
+                   AS b (id, token, delay, snoozed, summary, detail, really_started, age)
     ), moved AS (
         UPDATE kappa.jobs AS j
            SET state = (CASE WHEN b.delay > 0 THEN 'scheduled' ELSE 'queued' END)::kappa.job_state,
                run_at = CASE WHEN b.delay > 0 THEN now() + make_interval(secs => b.delay) END,
                queued_at = now(),
                attempt = j.attempt + (b.really_started AND j.attempt_started_at IS NULL)::int,
+               claims = j.claims + (j.state = 'queued')::int,
                max_attempts = j.max_attempts + b.snoozed::int,
-               started_at = CASE WHEN b.really_started THEN coalesce(j.started_at, now()) ELSE j.started_at END,
+               started_at = CASE WHEN b.really_started
+                                 THEN coalesce(j.started_at, now() - make_interval(secs => coalesce(b.age, 0)))
+                                 ELSE j.started_at END,
                attempt_started_at = NULL, lease_owner = NULL, lease_token = NULL, lease_until = NULL, waiting = false,
                lane = coalesce((SELECT k.lane FROM kappa.lane_kinds AS k WHERE k.kind = j.kind), j.lane),
                error_summary = coalesce(b.summary, j.error_summary), error_detail = coalesce(b.detail, j.error_detail)
           FROM back AS b
          WHERE j.id = b.id AND (j.lease_token = b.token OR (j.state = 'queued' AND (b.id, b.token) IN (
                    SELECT h.id, h.token FROM unnest(mine.held, mine.held_by) AS h (id, token))))
-        RETURNING j.id, j.lane, j.run_at
+        RETURNING j.id, j.lane, j.run_at, b.snoozed
+    ), counted AS (
+        INSERT INTO kappa.snoozes AS s (job_id) SELECT m.id FROM moved AS m WHERE m.snoozed
+        ON CONFLICT (job_id) DO UPDATE SET times = s.times + 1
     ), told AS (
         SELECT pg_notify('kappa_due', extract(epoch FROM min(run_at))::text) FROM moved HAVING min(run_at) IS NOT NULL
         UNION ALL
@@ -337,8 +361,8 @@ BEGIN
     SELECT id FROM moved WHERE (SELECT count(*) FROM told) >= 0;
 END $$;
 
--- As before, and with `light_kinds` one lease for the whole batch where every job of it is of these kinds and may be
--- attempted again: the last attempt begins only when its own row says so.
+-- As before, and with `light_kinds` one lease for the whole batch where every job of it is of these kinds, may be
+-- attempted again and never vanished with a claim: else the attempt begins only when its own row says so.
 DROP FUNCTION kappa.claim;
 CREATE FUNCTION kappa.claim(
     lane_name text, claimer text, capacity int, known_kinds text[],
@@ -421,7 +445,7 @@ BEGIN
 
     free := greatest(0, lane_row.max_slots - busy);
     SELECT array_agg(p.ctid), array_agg(p.id), bool_and(p.light) INTO rows, ids, all_light
-      FROM (SELECT q.ctid, q.id, q.kind = ANY (light_kinds) AND q.attempt + 1 < q.max_attempts AS light
+      FROM (SELECT q.ctid, q.id, q.kind = ANY (light_kinds) AND q.attempt + 1 < q.max_attempts AND q.claims <= q.attempt AS light
               FROM kappa.jobs AS q
              WHERE q.lane = lane_name AND q.state = 'queued' AND ((-q.priority), q.id) > (floor_rank, floor_id)
                AND (known_kinds IS NULL OR q.kind = ANY (known_kinds))

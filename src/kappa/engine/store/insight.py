@@ -10,6 +10,7 @@ sql = queries.beside(__file__)
 DEPTHS = sql["depths"]
 ORPHANS = sql["orphans"]
 UNOFFERED = sql["unoffered"]
+SLOTS_USED = sql["slots_used"]
 FINISHED_SO_FAR = sql["finished_so_far"]
 EVENTS = sql["events"]
 RELATIVES = sql["relatives"]
@@ -33,6 +34,11 @@ def unoffered(limit: int) -> Op[dict[tuple[str, str], int]]:
     """Jobs that wait for a remote worker that there isn't, by lane and kind, counted up to the limit."""
     params = {"limit": limit, "gone_after": GONE_AFTER}
     return Op(UNOFFERED, params, lambda rows: {(row[0], row[1]): row[2] for row in rows})
+
+
+def slots_used() -> Op[dict[str, int]]:
+    """How many slots of each lane are taken. A parent that waits for its children takes none."""
+    return Op(SLOTS_USED, {}, lambda rows: {row[0]: row[1] for row in rows})
 
 
 def finished_so_far() -> Op[int]:

@@ -38,4 +38,13 @@ SELECT * FROM (
 ) AS relatives;
 
 -- name: forget_events
+WITH snoozes AS (DELETE FROM kappa.snoozes AS s WHERE NOT EXISTS (SELECT FROM kappa.all_jobs AS j WHERE j.id = s.job_id))
 DELETE FROM kappa.job_events AS e WHERE NOT EXISTS (SELECT FROM kappa.all_jobs AS j WHERE j.id = e.job_id);
+
+-- name: slots_used
+SELECT l.name,
+       (SELECT count(*) FROM kappa.jobs AS r
+         WHERE r.lane = l.name AND r.state = 'running' AND NOT r.waiting
+           AND NOT EXISTS (SELECT FROM kappa.batch_leases AS b WHERE b.lane = l.name AND r.id = ANY (b.ids)))
+       + kappa.in_batches(l.name)
+  FROM kappa.lanes AS l;

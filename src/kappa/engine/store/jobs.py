@@ -3,7 +3,7 @@
 Whatever an owner writes is guarded by id, state and lease token; what comes back is what was still its own.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from operator import attrgetter, itemgetter
@@ -53,6 +53,7 @@ PRIORITISE = sql["prioritise"]
 SHOW = sql["show"]
 SHOW_MANY = sql["show_many"]
 KEEP = sql["keep"]
+SNOOZES = sql["snoozes"]
 LIST_JOBS = sql["list_jobs"]
 LIST_LIVE = sql["list_live"]
 LIST_UNWELL = sql["list_unwell"]
@@ -121,6 +122,10 @@ class Exchanged(NamedTuple):
 
 
 _id = attrgetter("id")
+
+Ages = Mapping[int, float]
+"""How many seconds ago each job's attempt began, where its start wasn't written at once."""
+NEW: Ages = {}
 
 
 def _first(rows: list[Row]) -> Any:
@@ -250,6 +255,10 @@ def _array(numbers: Iterable[int]) -> str:
     return "{" + ",".join(map(str, numbers)) + "}"
 
 
+def _ages(jobs: Iterable[int], ages: Ages) -> str:
+    return "{" + ",".join(str(ages.get(job, 0)) for job in jobs) + "}"
+
+
 def _text_array(texts: Iterable[str]) -> str:
     return "{" + ",".join('"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"' for text in texts) + "}"
 
@@ -264,8 +273,8 @@ def write_down(job_id: int, token: int) -> Op[None]:
     return _held(WRITE_DOWN, [(job_id, token)], nothing)
 
 
-def mark_started(held: Sequence[tuple[int, int]]) -> Op[set[int]]:
-    return _held(MARK_STARTED, held, _first_column)
+def mark_started(held: Sequence[tuple[int, int]], ages: Ages = NEW) -> Op[set[int]]:
+    return Op(MARK_STARTED, _arrays(held) | {"ages": _ages(sorted(job for job, _ in held), ages)}, _first_column)
 
 
 def renew(held: Sequence[tuple[int, int]]) -> Op[dict[int, str | None]]:
@@ -282,7 +291,7 @@ def settle_succeeded(held: Sequence[tuple[int, int]]) -> Op[set[int]]:
     return _held(SETTLE_SUCCEEDED, held, lambda lost: {job for job, _ in held} - _first_column(lost))
 
 
-def settle(finished: Sequence[Finish]) -> Op[set[int]]:
+def settle(finished: Sequence[Finish], ages: Ages = NEW) -> Op[set[int]]:
     finished = sorted(finished, key=_id)
     params = {
         "ids": _array(one.id for one in finished),
@@ -293,11 +302,12 @@ def settle(finished: Sequence[Finish]) -> Op[set[int]]:
         "summaries": [_kept(one.summary) for one in finished],
         "details": [_kept(one.detail) for one in finished],
         "started": [one.started for one in finished],
+        "ages": _ages(map(_id, finished), ages),
     }
     return Op(SETTLE, params, _first_column)
 
 
-def put_back(jobs: Sequence[PutBack]) -> Op[set[int]]:
+def put_back(jobs: Sequence[PutBack], ages: Ages = NEW) -> Op[set[int]]:
     jobs = sorted(jobs, key=_id)
     params = {
         "ids": _array(one.id for one in jobs),
@@ -307,6 +317,7 @@ def put_back(jobs: Sequence[PutBack]) -> Op[set[int]]:
         "summaries": [_kept(one.summary) for one in jobs],
         "details": [_kept(one.detail) for one in jobs],
         "started": [one.started for one in jobs],
+        "ages": _ages(map(_id, jobs), ages),
     }
     return Op(PUT_BACK, params, _first_column)
 
@@ -397,6 +408,11 @@ def prioritise(job_id: int, priority: int) -> Op[bool]:
 def keep(job_id: int) -> Op[None]:
     """Keep a finished job from being deleted before the transaction ends."""
     return Op(KEEP, {"id": job_id}, nothing)
+
+
+def snoozes(job_id: int) -> Op[int]:
+    """How often a job was snoozed, each of which let it have an attempt more."""
+    return Op(SNOOZES, {"id": job_id}, lambda rows: rows[0][0] if rows else 0)
 
 
 def show(job_id: int) -> Op[Job | None]:

@@ -47,7 +47,7 @@ SELECT * FROM kappa.claim(%(lane)s::text, %(owner)s::text, %(capacity)s::int, %(
 SELECT kappa.write_down(%(ids)s::bigint[], %(tokens)s::bigint[]);
 
 -- name: mark_started
-SELECT * FROM kappa.mark_started(%(ids)s::bigint[], %(tokens)s::bigint[]);
+SELECT * FROM kappa.mark_started(%(ids)s::bigint[], %(tokens)s::bigint[], %(ages)s::double precision[]);
 
 -- name: renew
 SELECT * FROM kappa.renew(%(ids)s::bigint[], %(tokens)s::bigint[]);
@@ -56,10 +56,10 @@ SELECT * FROM kappa.renew(%(ids)s::bigint[], %(tokens)s::bigint[]);
 SELECT * FROM kappa.settle_succeeded(%(ids)s::bigint[], %(tokens)s::bigint[]);
 
 -- name: settle
-SELECT * FROM kappa.settle(%(ids)s::bigint[], %(tokens)s::bigint[], %(states)s::text[], %(results)s::text[], %(reasons)s::text[], %(summaries)s::text[], %(details)s::text[], %(started)s::boolean[]);
+SELECT * FROM kappa.settle(%(ids)s::bigint[], %(tokens)s::bigint[], %(states)s::text[], %(results)s::text[], %(reasons)s::text[], %(summaries)s::text[], %(details)s::text[], %(started)s::boolean[], %(ages)s::double precision[]);
 
 -- name: put_back
-SELECT * FROM kappa.put_back(%(ids)s::bigint[], %(tokens)s::bigint[], %(delays)s::double precision[], %(snoozed)s::boolean[], %(summaries)s::text[], %(details)s::text[], %(started)s::boolean[]);
+SELECT * FROM kappa.put_back(%(ids)s::bigint[], %(tokens)s::bigint[], %(delays)s::double precision[], %(snoozed)s::boolean[], %(summaries)s::text[], %(details)s::text[], %(started)s::boolean[], %(ages)s::double precision[]);
 
 -- name: release
 SELECT * FROM kappa.release(%(ids)s::bigint[], %(tokens)s::bigint[]);
@@ -133,12 +133,13 @@ UPDATE kappa.jobs SET cancel_reason = coalesce(cancel_reason, %(reason)s::text)
 RETURNING id, pg_notify('kappa_job', 'cancel ' || id);
 
 -- name: prioritise
-UPDATE kappa.jobs SET priority = %(priority)s
- WHERE id = %(id)s AND state IN ('awaiting_approval', 'scheduled', 'queued')
-RETURNING id;
+SELECT * FROM kappa.prioritise(%(id)s::bigint, %(priority)s::smallint);
 
 -- name: keep
 SELECT 1 FROM kappa.finished_jobs WHERE id = %(id)s FOR SHARE;
+
+-- name: snoozes
+SELECT times FROM kappa.snoozes WHERE job_id = %(id)s;
 
 -- name: show
 -- And whether a batch holds it, which makes of what is queued in its own row what runs.
@@ -199,7 +200,11 @@ SELECT * FROM kappa.all_jobs
  LIMIT %(limit)s::int;
 
 -- name: count_by_state
-SELECT lane, state::text, count(*) FROM kappa.jobs GROUP BY lane, state;
+-- What a batch holds runs.
+SELECT j.lane, CASE WHEN h.id IS NULL THEN j.state ELSE 'running' END::text, count(*)
+  FROM kappa.jobs AS j
+  LEFT JOIN (SELECT unnest(b.ids) AS id FROM kappa.batch_leases AS b) AS h ON h.id = j.id AND j.state = 'queued'
+ GROUP BY 1, 2;
 
 -- name: hold
 -- The row stays this owner's until the end of the transaction.

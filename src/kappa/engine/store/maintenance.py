@@ -11,6 +11,7 @@ from kappa.pg.queries import Row
 
 sql = queries.beside(__file__)
 TRY_LEAD = sql["try_lead"]
+TRY_LEAD_ASIDE = sql["try_lead_aside"]
 STOP_LEADING = sql["stop_leading"]
 REAP = sql["reap"]
 PROMOTE = sql["promote"]
@@ -44,6 +45,10 @@ def _first(rows: list[Row]) -> Any:
 
 def try_lead() -> Op[bool]:
     return Op(TRY_LEAD, {}, _first)
+
+
+def try_lead_aside() -> Op[bool]:
+    return Op(TRY_LEAD_ASIDE, {}, _first)
 
 
 def stop_leading() -> Op[None]:

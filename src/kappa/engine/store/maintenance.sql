@@ -1,6 +1,9 @@
 -- name: try_lead
 SELECT pg_try_advisory_lock(1262568289, 0);
 
+-- name: try_lead_aside
+SELECT pg_try_advisory_lock(1262568295, 0);
+
 -- name: stop_leading
 SELECT pg_advisory_unlock(1262568289, 0);
 
@@ -74,12 +77,17 @@ WITH done AS (
 SELECT id, CASE WHEN parent_id IS NOT NULL THEN pg_notify('kappa_job', 'child ' || parent_id) END FROM done;
 
 -- name: keep_referred
--- What something still refers to is kept for another day: a child of a live parent, the origin of a live retry.
+-- What something still refers to is kept for another day: a child of a live parent and the parent of a live child, the
+-- origin of a retry that lives or is kept, and what a schedule enqueued last. A retry that is over itself keeps nothing,
+-- unless it is kept by its own retry: so this is asked again until nothing comes back.
 UPDATE kappa.finished_jobs AS f
    SET keep_until = coalesce(%(now)s::timestamptz, now()) + interval '1 day'
  WHERE f.keep_until <= coalesce(%(now)s::timestamptz, now())
    AND (EXISTS (SELECT FROM kappa.jobs AS j WHERE j.id = f.parent_id)
-        OR EXISTS (SELECT FROM kappa.jobs AS j WHERE j.retry_of = f.id))
+        OR EXISTS (SELECT FROM kappa.jobs AS j WHERE j.parent_id = f.id)
+        OR EXISTS (SELECT FROM kappa.jobs AS j WHERE j.retry_of = f.id)
+        OR f.id IN (SELECT kappa.origins(coalesce(%(now)s::timestamptz, now())))
+        OR EXISTS (SELECT FROM kappa.schedules AS s WHERE s.last_job = f.id))
 RETURNING f.id;
 
 -- name: past_partitions
@@ -97,12 +105,10 @@ SELECT kappa.make_partitions(
   FROM kappa.engine_settings;
 
 -- name: delete_expired
--- In the transaction that locked them, and after that: whoever referred to one in the meantime has committed by now.
--- The time stands here again, because it tells the planner which days to leave alone.
+-- In the transaction that locked them and kept those of them that something refers to: whoever did so in the meantime
+-- has committed by then. The time stands here again, because it tells the planner which days to leave alone.
 DELETE FROM kappa.finished_jobs AS f
  WHERE f.keep_until <= coalesce(%(now)s::timestamptz, now()) AND f.id = ANY (%(ids)s::bigint[])
-   AND NOT EXISTS (SELECT FROM kappa.jobs AS j WHERE j.id = f.parent_id)
-   AND NOT EXISTS (SELECT FROM kappa.jobs AS j WHERE j.retry_of = f.id)
 RETURNING f.id;
 
 -- name: lock_expired

@@ -44,7 +44,6 @@ DELETE FROM kappa.job_events AS e WHERE NOT EXISTS (SELECT FROM kappa.all_jobs A
 -- name: slots_used
 SELECT l.name,
        (SELECT count(*) FROM kappa.jobs AS r
-         WHERE r.lane = l.name AND r.state = 'running' AND NOT r.waiting
-           AND NOT EXISTS (SELECT FROM kappa.batch_leases AS b WHERE b.lane = l.name AND r.id = ANY (b.ids)))
+         WHERE r.lane = l.name AND r.state = 'running' AND NOT r.waiting)
        + kappa.in_batches(l.name)
   FROM kappa.lanes AS l;

@@ -71,8 +71,11 @@ def test_a_claim_says_that_the_slots_are_full_and_only_then(connection: Connecti
     first = run(connection, jobs.exchange([], "interactive", "one", 10))
     assert (len(first.claimed), first.full) == (1, True)
     assert run(connection, jobs.exchange([], "interactive", "two", 10)) == ([], set(), True)
-    last = run(connection, jobs.exchange([(job.id, job.token) for job in first.claimed], "interactive", "one", 1))
-    assert (len(last.claimed), last.full) == (1, False)
+    held = [(job.id, job.token) for job in first.claimed]
+    second = run(connection, jobs.exchange(held, "interactive", "one", 1))
+    assert (len(second.claimed), second.full) == (1, True)  # as many as were asked for, and none is left
+    last = run(connection, jobs.exchange([(job.id, job.token) for job in second.claimed], "interactive", "one", 1))
+    assert (len(last.claimed), last.full) == (0, False)
 
 
 # In a worker

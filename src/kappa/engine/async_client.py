@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
 from datetime import datetime, timedelta
+from itertools import chain, islice
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -31,6 +32,8 @@ PRIORITIES = range(-32767, 32768)
 ATTEMPTS = range(1, 32768)
 LAST_YEAR = 9998
 """One later could be read in no time zone east of its own: a list that has it could not be shown."""
+SOME, SOME_CHARACTERS = 2_000, 4_000_000
+"""Jobs, and characters of their payloads, that go into one statement."""
 LOOK_FIRST = 0.02
 LOOK_LAST = 0.5
 
@@ -111,7 +114,7 @@ class AsyncClient:
                 if found is not None:
                     return Enqueued(found, created=False)
             if await run_async(session, jobs.lane_of_kind(new.kind)) is None:
-                raise UnknownKind(f"kind {new.kind!r} is in no lane: add it to one before you enqueue it")
+                raise _in_no_lane(new.kind)
         raise EngineError(f"a job with dedup_key {new.dedup_key!r} came and went while this one was enqueued")
 
     async def enqueue_many(
@@ -125,7 +128,7 @@ class AsyncClient:
         submitted_by: str | None = None,
         connection: AsyncConnection[Row] | None = None,
     ) -> int:
-        """Put many jobs of one kind in by COPY, all or none, and say how many."""
+        """Put many jobs of one kind in, all or none, and say how many: some in one statement, thousands by COPY."""
         handler = self._registry.find(kind)
         if handler is not None and handler.approval:
             raise EngineError(f"kind {kind!r} asks for approval: enqueue its jobs one by one")
@@ -139,6 +142,14 @@ class AsyncClient:
             max_attempts=handler.max_attempts if handler else 1, always_notify=connection is not None,
         )  # fmt: skip
         texts = map(self._registry.dumper(kind), payloads)
+        some = list(islice(texts, SOME + 1))
+        if len(some) <= SOME and sum(map(len, some)) <= SOME_CHARACTERS:
+            async with self._session(connection) as session:
+                made = await run_async(session, jobs.enqueue_some(new, some))
+            if made is None:
+                raise _in_no_lane(kind)
+            return made
+        texts = chain(some, texts)
         if connection is not None:
             # All of them first: one that is refused must not spoil the caller's transaction.
             return await self._copy(connection, new, list(texts))
@@ -148,15 +159,14 @@ class AsyncClient:
     async def _copy(self, connection: AsyncConnection[Row], new: NewJob, texts: Iterable[str]) -> int:
         lane = await run_async(connection, jobs.lane_of_kind(new.kind))
         if lane is None:
-            raise UnknownKind(f"kind {new.kind!r} is in no lane: add it to one before you enqueue it")
+            raise _in_no_lane(new.kind)
         cursor = connection.cursor()
         async with cursor.copy(jobs.COPY_IN.sql) as copy:
             for piece in copy_rows.rows(lane, new, texts):
                 await copy.write(piece)
-        if cursor.rowcount:
-            at = new.run_at
-            told = jobs.wake(lane, always=new.always_notify) if at is None else jobs.announce_due(at)
-            await run_async(connection, told)
+        at = new.run_at
+        told = jobs.wake(lane, always=new.always_notify) if at is None else jobs.announce_due(at)
+        await run_async(connection, told)
         return cursor.rowcount
 
     async def approve(self, job_id: int, by: str, *, connection: AsyncConnection[Row] | None = None) -> None:
@@ -464,6 +474,10 @@ class AsyncClient:
     async def _refuse(self, session: AsyncConnection[Row], job_id: int, wanted: str) -> None:
         job = await self._find(session, job_id)
         raise IllegalTransition(job_id, job.state, wanted)
+
+
+def _in_no_lane(kind: str) -> UnknownKind:
+    return UnknownKind(f"kind {kind!r} is in no lane: add it to one before you enqueue it")
 
 
 def _check_needs(needs: Needs | None) -> None:

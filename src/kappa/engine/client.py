@@ -4,6 +4,7 @@ import time
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from datetime import datetime, timedelta
+from itertools import chain, islice
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -27,6 +28,8 @@ PRIORITIES = range(-32767, 32768)
 ATTEMPTS = range(1, 32768)
 LAST_YEAR = 9998
 """One later could be read in no time zone east of its own: a list that has it could not be shown."""
+SOME, SOME_CHARACTERS = 2_000, 4_000_000
+"""Jobs, and characters of their payloads, that go into one statement."""
 LOOK_FIRST = 0.02
 LOOK_LAST = 0.5
 
@@ -107,7 +110,7 @@ class Client:
                 if found is not None:
                     return Enqueued(found, created=False)
             if run(session, jobs.lane_of_kind(new.kind)) is None:
-                raise UnknownKind(f"kind {new.kind!r} is in no lane: add it to one before you enqueue it")
+                raise _in_no_lane(new.kind)
         raise EngineError(f"a job with dedup_key {new.dedup_key!r} came and went while this one was enqueued")
 
     def enqueue_many(
@@ -121,7 +124,7 @@ class Client:
         submitted_by: str | None = None,
         connection: Connection[Row] | None = None,
     ) -> int:
-        """Put many jobs of one kind in by COPY, all or none, and say how many."""
+        """Put many jobs of one kind in, all or none, and say how many: some in one statement, thousands by COPY."""
         handler = self._registry.find(kind)
         if handler is not None and handler.approval:
             raise EngineError(f"kind {kind!r} asks for approval: enqueue its jobs one by one")
@@ -135,6 +138,14 @@ class Client:
             max_attempts=handler.max_attempts if handler else 1, always_notify=connection is not None,
         )  # fmt: skip
         texts = map(self._registry.dumper(kind), payloads)
+        some = list(islice(texts, SOME + 1))
+        if len(some) <= SOME and sum(map(len, some)) <= SOME_CHARACTERS:
+            with self._session(connection) as session:
+                made = run(session, jobs.enqueue_some(new, some))
+            if made is None:
+                raise _in_no_lane(kind)
+            return made
+        texts = chain(some, texts)
         if connection is not None:
             # All of them first: one that is refused must not spoil the caller's transaction.
             return self._copy(connection, new, list(texts))
@@ -144,15 +155,14 @@ class Client:
     def _copy(self, connection: Connection[Row], new: NewJob, texts: Iterable[str]) -> int:
         lane = run(connection, jobs.lane_of_kind(new.kind))
         if lane is None:
-            raise UnknownKind(f"kind {new.kind!r} is in no lane: add it to one before you enqueue it")
+            raise _in_no_lane(new.kind)
         cursor = connection.cursor()
         with cursor.copy(jobs.COPY_IN.sql) as copy:
             for piece in copy_rows.rows(lane, new, texts):
                 copy.write(piece)
-        if cursor.rowcount:
-            at = new.run_at
-            told = jobs.wake(lane, always=new.always_notify) if at is None else jobs.announce_due(at)
-            run(connection, told)
+        at = new.run_at
+        told = jobs.wake(lane, always=new.always_notify) if at is None else jobs.announce_due(at)
+        run(connection, told)
         return cursor.rowcount
 
     def approve(self, job_id: int, by: str, *, connection: Connection[Row] | None = None) -> None:
@@ -454,6 +464,10 @@ class Client:
     def _refuse(self, session: Connection[Row], job_id: int, wanted: str) -> None:
         job = self._find(session, job_id)
         raise IllegalTransition(job_id, job.state, wanted)
+
+
+def _in_no_lane(kind: str) -> UnknownKind:
+    return UnknownKind(f"kind {kind!r} is in no lane: add it to one before you enqueue it")
 
 
 def _check_needs(needs: Needs | None) -> None:

@@ -69,9 +69,9 @@ class LaneRunner:
         self._wake = asyncio.Event()
         self._hungry = False
         self._starved = False
-        """Whether the last claim found the lane's slots full. The next one that is freed here may be for its jobs."""
-        self._ended = False
-        """Whether anything ended here since the last claim was sent: it could not know of that slot."""
+        """Whether the last claim left the lane without a free slot. Then there is one for each job that ends here."""
+        self._ended = 0
+        """How many ended here since the last claim was sent, which could not know of them."""
         self._asleep = False
         self._full_claims = 0
         self._floor = START
@@ -100,6 +100,8 @@ class LaneRunner:
             self._carry_no_more()
 
     def wake(self) -> None:
+        """Something may have changed elsewhere: there may be slots again, too."""
+        self._starved = False
         self._wake.set()
 
     def stop(self) -> None:
@@ -125,7 +127,7 @@ class LaneRunner:
 
     def free(self, running: Running) -> None:
         self._taken.discard(running)
-        self._ended = True
+        self._ended += 1
         if self._hungry or self._starved:
             self._wake.set()
 
@@ -138,7 +140,7 @@ class LaneRunner:
         if not self._carrying:
             return False
         self._to_carry.append(running)
-        self._ended = True
+        self._ended += 1
         if self._hungry or self._starved:
             self._wake.set()
         return True
@@ -183,12 +185,13 @@ class LaneRunner:
         """Claim until there is no room or nothing to claim; then sleep, in the table's sense."""
         while not self._stopped:
             asked = min(self.room + len(self._to_carry), self._config.claim_batch)
+            if self._starved:  # to ask for more would be in vain, and others of the lane would wait for it
+                asked = min(asked, self._ended)
             self._hungry = asked <= 0
             if self._hungry:
                 if self._to_carry:  # a lane that has fewer slots than before may not claim for long
                     self._carry_no_more()
                 return
-            self._ended = False
             if await self._claim(asked) or (self._starved and self._ended):
                 continue
             if self._asleep or (self._starved and self._taken):  # in the latter case, what ends here claims again
@@ -233,7 +236,7 @@ class LaneRunner:
         return not from_start
 
     async def _exchange(self, asked: int) -> list[Claimed]:
-        carried, self._to_carry = self._to_carry, []
+        carried, self._to_carry, ended, self._ended = self._to_carry, [], self._ended, 0
         held = [running.held for running in carried]
         place = (self._floor, self._floor_token, self._light_kinds(asked))
         op = jobs.exchange(held, self.lane.name, self._owner, asked, self.kinds, *place)
@@ -241,8 +244,11 @@ class LaneRunner:
             claimed, lost, full = await self._do(op)
         except BaseException:
             self._to_carry = carried + self._to_carry
+            self._ended += ended
             raise
+        meanwhile = self._ended
         self._desk.succeeded(carried, lost)
+        self._ended = meanwhile  # without those that came along
         self._starved = full
         return claimed
 

@@ -474,8 +474,8 @@ BEGIN
                   j.cancel_reason, j.priority, least(lowest, new_token), j.parent_id,
                   date_part('epoch', now() - coalesce(j.queued_at, j.created_at)), false;
     END IF;
-    -- At the end a row with no job: the lane's slots are full, and there may be more to claim when one is free.
-    IF free < capacity - taken AND coalesce(cardinality(ids), 0) = free THEN
+    -- At the end a row with no job: the lane has no slot left, and there may be more to claim when one is free.
+    IF coalesce(cardinality(ids), 0) = free THEN
         RETURN QUERY
         SELECT 0::bigint, NULL::text, NULL::text, 0, 0, 0, 0::bigint, false, false, 0::double precision, NULL::text,
                0::smallint, NULL::bigint, NULL::bigint, 0::double precision, false;

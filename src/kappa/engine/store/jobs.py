@@ -17,6 +17,7 @@ from kappa.pg.queries import Query, Row
 sql = queries.beside(__file__)
 ENQUEUE = sql["enqueue"]
 ENQUEUE_NOW = sql["enqueue_now"]
+ENQUEUE_SOME = sql["enqueue_some"]
 ENQUEUED_BEFORE = sql["enqueued_before"]
 LANE_OF_KIND = sql["lane_of_kind"]
 NEED = sql["need"]
@@ -118,7 +119,7 @@ class Exchanged(NamedTuple):
     lost: set[int]
     """Of those that came along to be settled: what was no longer the caller's."""
     full: bool
-    """Whether the lane had fewer slots than were asked for, and all of them are taken now."""
+    """Whether all of the lane's slots are taken now."""
 
 
 _id = attrgetter("id")
@@ -165,6 +166,13 @@ def enqueue(job: NewJob) -> Op[int | None]:
         }
         return Op(ENQUEUE_NOW, params, _first, first_number=True)
     return Op(ENQUEUE, {name: getattr(job, name) for name in NewJob.__slots__}, _first, first_number=True)
+
+
+def enqueue_some(like: NewJob, payloads: Sequence[str]) -> Op[int | None]:
+    """How many; None if the kind has no lane. They are like the one but for their payloads."""
+    names = ("kind", "priority", "submitted_by", "run_at", "timeout", "max_attempts", "always_notify")
+    params = {name: getattr(like, name) for name in names} | {"payloads": _text_array(payloads)}
+    return Op(ENQUEUE_SOME, params, _first, first_number=True)
 
 
 def enqueued_before(job: NewJob) -> Op[int | None]:

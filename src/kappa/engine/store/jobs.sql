@@ -9,6 +9,10 @@ SELECT kappa.enqueue(
 SELECT kappa.enqueue_now(%(kind)s::text, %(payload)s::jsonb, %(priority)s::smallint, %(submitted_by)s::text,
                          %(timeout)s::interval, %(max_attempts)s::int);
 
+-- name: enqueue_some
+SELECT kappa.enqueue_some(%(kind)s::text, %(payloads)s::jsonb[], %(priority)s::smallint, %(submitted_by)s::text,
+                          %(run_at)s::timestamptz, %(timeout)s::interval, %(max_attempts)s::int, %(always_notify)s::boolean);
+
 -- name: enqueued_before
 SELECT id FROM kappa.jobs
  WHERE dedup_key = %(dedup_key)s::text

@@ -376,14 +376,12 @@ CREATE FUNCTION kappa.claim(
 AS $$
 #variable_conflict use_column
 DECLARE
-    lane_row kappa.lanes;
+    lane_row record;
     new_token bigint;
-    busy int;
-    free int;
-    lowest bigint;
-    taken int := 0;
     usual double precision;
-    held bigint[];
+    free int;
+    left_over int := capacity;
+    got int := 0;
     rows tid[];
     ids bigint[];
     all_light boolean;
@@ -395,16 +393,32 @@ BEGIN
           FROM kappa.settle_succeeded(done_ids, done_tokens) AS lost;
     END IF;
     PERFORM pg_advisory_xact_lock(1262568289, hashtext(lane_name));
-    SELECT * INTO lane_row FROM kappa.lanes AS l WHERE l.name = lane_name;
+
+    -- A parent that waits takes no slot now and one later: the floor must not rise above its token. Orphans and batches
+    -- take slots too, and all are counted in one statement: a job that leaves one of them for another between two
+    -- statements would be seen by neither. With the lane, since every statement has its price where one job is claimed.
+    WITH h AS MATERIALIZED (
+        SELECT b.token, unnest(b.ids) AS id FROM kappa.batch_leases AS b WHERE b.token >= floor_token AND b.lane = lane_name
+    )
+    SELECT l.max_slots, l.lease_ttl, l.stale_timeout, l.enabled AND l.executor <> 'fleet' AS open, l.executor = 'async' AS on_loop,
+           r.busy + o.busy + b.busy AS busy, o.orphans, least(r.lowest, b.lowest) AS lowest, b.held
+      INTO lane_row
+      FROM kappa.lanes AS l,
+           (SELECT count(*) FILTER (WHERE NOT r.waiting AND r.id NOT IN (SELECT h.id FROM h)) AS busy,
+                   min(r.lease_token) AS lowest
+              FROM kappa.jobs AS r
+             WHERE r.lane = lane_name AND r.state = 'running' AND r.lease_token >= floor_token) AS r,
+           (SELECT count(*) FILTER (WHERE NOT o.waiting) AS busy, count(*) AS orphans FROM kappa.jobs AS o
+             WHERE o.lane = lane_name AND o.state = 'running' AND o.lease_token IS NULL) AS o,
+           (SELECT count(*) AS busy, min(h.token) AS lowest, coalesce(array_agg(h.id), '{}') AS held FROM h) AS b
+     WHERE l.name = lane_name;
     IF NOT FOUND THEN
         RETURN;
     END IF;
     usual := date_part('epoch', lane_row.stale_timeout);
     new_token := nextval('kappa.lease_tokens');
 
-    PERFORM FROM kappa.jobs AS r
-      WHERE r.lane = lane_name AND r.state = 'running' AND r.lease_token IS NULL LIMIT 1;
-    IF FOUND THEN
+    IF lane_row.orphans > 0 THEN
         RETURN QUERY
         UPDATE kappa.jobs AS j
            SET lease_owner = claimer, lease_token = new_token, lease_until = now() + lane_row.lease_ttl,
@@ -419,63 +433,59 @@ BEGIN
                   coalesce(date_part('epoch', j.timeout), usual)
                       - date_part('epoch', now() - coalesce(j.attempt_started_at, now())),
                   j.cancel_reason, j.priority, NULL::bigint, j.parent_id, 0::double precision, false;
-        GET DIAGNOSTICS taken = ROW_COUNT;
-        IF taken >= capacity THEN
+        GET DIAGNOSTICS got = ROW_COUNT;
+        left_over := capacity - got;
+        IF left_over <= 0 THEN
             RETURN;
         END IF;
     END IF;
-    IF NOT lane_row.enabled OR lane_row.executor = 'fleet' THEN
+    IF NOT lane_row.open THEN
         RETURN;
     END IF;
 
-    -- A parent that waits takes no slot now and one later: the floor must not rise above its token. Orphans and batches
-    -- take slots too, and all are counted in one statement: a job that leaves one of them for another between two
-    -- statements would be seen by neither.
-    WITH h AS MATERIALIZED (
-        SELECT b.token, unnest(b.ids) AS id FROM kappa.batch_leases AS b WHERE b.token >= floor_token AND b.lane = lane_name
-    )
-    SELECT r.busy + o.busy + b.busy, least(r.lowest, b.lowest), b.held INTO busy, lowest, held
-      FROM (SELECT count(*) FILTER (WHERE NOT r.waiting AND r.id NOT IN (SELECT h.id FROM h)) AS busy,
-                   min(r.lease_token) AS lowest
-              FROM kappa.jobs AS r
-             WHERE r.lane = lane_name AND r.state = 'running' AND r.lease_token >= floor_token) AS r,
-           (SELECT count(*) AS busy FROM kappa.jobs AS o
-             WHERE o.lane = lane_name AND o.state = 'running' AND o.lease_token IS NULL AND NOT o.waiting) AS o,
-           (SELECT count(*) AS busy, min(h.token) AS lowest, coalesce(array_agg(h.id), '{}') AS held FROM h) AS b;
-
-    free := greatest(0, lane_row.max_slots - busy);
-    SELECT array_agg(p.ctid), array_agg(p.id), bool_and(p.light) INTO rows, ids, all_light
-      FROM (SELECT q.ctid, q.id, q.kind = ANY (light_kinds) AND q.attempt + 1 < q.max_attempts AND q.claims <= q.attempt AS light
-              FROM kappa.jobs AS q
-             WHERE q.lane = lane_name AND q.state = 'queued' AND ((-q.priority), q.id) > (floor_rank, floor_id)
-               AND (known_kinds IS NULL OR q.kind = ANY (known_kinds))
-               AND q.id NOT IN (SELECT unnest(held))
-             ORDER BY (-q.priority), q.id
-             LIMIT least(capacity - taken, free)
-             FOR UPDATE SKIP LOCKED) AS p;
-
-    IF all_light AND lane_row.executor = 'async' THEN
+    free := greatest(0, lane_row.max_slots - lane_row.busy);
+    IF light_kinds IS NOT NULL AND lane_row.on_loop THEN
+        SELECT array_agg(p.ctid), array_agg(p.id), bool_and(p.light) INTO rows, ids, all_light
+          FROM (SELECT q.ctid, q.id,
+                       q.kind = ANY (light_kinds) AND q.attempt + 1 < q.max_attempts AND q.claims <= q.attempt AS light
+                  FROM kappa.jobs AS q
+                 WHERE q.lane = lane_name AND q.state = 'queued' AND ((-q.priority), q.id) > (floor_rank, floor_id)
+                   AND (known_kinds IS NULL OR q.kind = ANY (known_kinds))
+                   AND q.id NOT IN (SELECT unnest(lane_row.held))
+                 ORDER BY (-q.priority), q.id
+                 LIMIT least(left_over, free)
+                 FOR UPDATE SKIP LOCKED) AS p;
+    END IF;
+    IF all_light THEN
         INSERT INTO kappa.batch_leases (token, lane, owner, lease_until, ids)
         VALUES (new_token, lane_name, claimer, now() + lane_row.lease_ttl, ids);
         RETURN QUERY
         SELECT j.id, j.kind, j.payload::text, j.attempt, j.max_attempts, j.claims + 1, new_token, false, false,
                coalesce(date_part('epoch', j.timeout), usual),
-               j.cancel_reason, j.priority, least(lowest, new_token), j.parent_id,
+               j.cancel_reason, j.priority, least(lane_row.lowest, new_token), j.parent_id,
                date_part('epoch', now() - coalesce(j.queued_at, j.created_at)), true
           FROM kappa.jobs AS j WHERE j.ctid = ANY (rows);
-    ELSIF ids IS NOT NULL THEN
+    ELSE
         RETURN QUERY
         UPDATE kappa.jobs AS j
            SET state = 'running', lease_owner = claimer, lease_token = new_token,
                lease_until = now() + lane_row.lease_ttl, claims = j.claims + 1
-         WHERE j.ctid = ANY (rows)
+         WHERE j.ctid = ANY (ARRAY(
+                   SELECT q.ctid FROM kappa.jobs AS q
+                    WHERE q.lane = lane_name AND q.state = 'queued' AND ((-q.priority), q.id) > (floor_rank, floor_id)
+                      AND (known_kinds IS NULL OR q.kind = ANY (known_kinds))
+                      AND q.id NOT IN (SELECT unnest(lane_row.held))
+                    ORDER BY (-q.priority), q.id
+                    LIMIT least(left_over, free)
+                    FOR UPDATE SKIP LOCKED))
         RETURNING j.id, j.kind, j.payload::text, j.attempt, j.max_attempts, j.claims, j.lease_token, false, false,
                   coalesce(date_part('epoch', j.timeout), usual),
-                  j.cancel_reason, j.priority, least(lowest, new_token), j.parent_id,
+                  j.cancel_reason, j.priority, least(lane_row.lowest, new_token), j.parent_id,
                   date_part('epoch', now() - coalesce(j.queued_at, j.created_at)), false;
     END IF;
+    GET DIAGNOSTICS got = ROW_COUNT;
     -- At the end a row with no job: the lane has no slot left, and there may be more to claim when one is free.
-    IF coalesce(cardinality(ids), 0) = free THEN
+    IF got = free THEN
         RETURN QUERY
         SELECT 0::bigint, NULL::text, NULL::text, 0, 0, 0, 0::bigint, false, false, 0::double precision, NULL::text,
                0::smallint, NULL::bigint, NULL::bigint, 0::double precision, false;
@@ -556,13 +566,19 @@ BEGIN ATOMIC
      WHERE b.lane = lane_name;
 END;
 
--- A job that a batch holds has an owner too: what happens to it is told like what happens to any other.
+-- A job that a batch holds has an owner too: what happens to it is told like what happens to any other. The condition is
+-- short, since every claim reads it anew.
 CREATE OR REPLACE FUNCTION kappa.note_event() RETURNS trigger LANGUAGE plpgsql AS $$
 DECLARE
     held_by text := OLD.lease_owner;
 BEGIN
     IF OLD.state = 'queued' THEN
+        IF NEW.state <> 'running' AND NEW.queued_at IS NOT DISTINCT FROM OLD.queued_at THEN
+            RETURN NULL;
+        END IF;
         SELECT b.owner INTO held_by FROM kappa.batch_leases AS b WHERE b.lane = OLD.lane AND OLD.id = ANY (b.ids);
+    ELSIF NEW.state = 'running' AND NEW.lease_token IS NOT DISTINCT FROM OLD.lease_token THEN
+        RETURN NULL;
     END IF;
     IF NEW.state <> 'running' THEN
         INSERT INTO kappa.job_events (job_id, event, attempt, owner, detail)
@@ -577,9 +593,9 @@ BEGIN
     RETURN NULL;
 END $$;
 
-CREATE TRIGGER jobs_note_event_of_batch AFTER UPDATE OF state, lease_token ON kappa.jobs FOR EACH ROW
-    WHEN (OLD.state = 'queued' AND (CASE WHEN NEW.state = 'running' THEN NEW.lease_token IS NULL
-                                         ELSE NEW.queued_at IS DISTINCT FROM OLD.queued_at END))
+DROP TRIGGER jobs_note_event ON kappa.jobs;
+CREATE TRIGGER jobs_note_event AFTER UPDATE OF state, lease_token ON kappa.jobs FOR EACH ROW
+    WHEN (OLD.state = 'running' OR (OLD.state = 'queued' AND NEW.lease_token IS NULL))
     EXECUTE FUNCTION kappa.note_event();
 
 -- As before; what a batch holds runs.

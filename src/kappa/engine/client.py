@@ -11,10 +11,11 @@ from typing import Any, Self, TypeVar
 import psycopg
 from psycopg import Connection
 
-from kappa.engine.errors import BadPayload, EngineError, IllegalTransition, JobNotFound, LaneError, UnknownKind
+from kappa.engine import orders
+from kappa.engine.errors import EngineError, IllegalTransition, JobNotFound, LaneError
 from kappa.engine.model import Enqueued, Job, JobEvent, JobPage, JobState, Lane, Needs, Relative, Schedule, WorkerSeen
 from kappa.engine.registry import Registry, dump_untyped
-from kappa.engine.schedule import first_fault, interval
+from kappa.engine.schedule import first_fault
 from kappa.engine.store import copy_rows, insight, jobs, lanes, maintenance
 from kappa.engine.store.jobs import NewJob
 from kappa.pg import Bounds, Database, Pool, PoolUse
@@ -24,10 +25,6 @@ from kappa.pg.queries import Row
 T = TypeVar("T")
 
 BEFORE_START = (JobState.AWAITING_APPROVAL, JobState.SCHEDULED, JobState.QUEUED)
-PRIORITIES = range(-32767, 32768)
-ATTEMPTS = range(1, 32768)
-LAST_YEAR = 9998
-"""One later could be read in no time zone east of its own: a list that has it could not be shown."""
 SOME, SOME_CHARACTERS = 2_000, 4_000_000
 """Jobs, and characters of their payloads, that go into one statement."""
 LOOK_FIRST = 0.02
@@ -81,14 +78,15 @@ class Client:
         is among those whose jobs need none. `needs` says which remote workers can do it, in a fleet lane. `estimate` is
         for whoever approves it, in place of what the kind itself makes of the payload.
         """
-        _check_needs(needs)
-        new = self._new_job(
-            kind, payload, priority, dedup_key, timeout, max_attempts, auto_approve, submitted_by, retry_of,
+        orders.check_needs(needs)
+        new = orders.order(
+            self._registry, kind, payload, priority, dedup_key, timeout, max_attempts, auto_approve, submitted_by,
+            retry_of,
             # In the caller's transaction the commit may come much later: what slept then is unknown now.
             always_notify=connection is not None or needs is not None,
         )  # fmt: skip
         if at is not None or delay is not None:
-            _set_time(new, at, delay)
+            orders.set_time(new, at, delay)
         if estimate is not None:
             new.estimate = dump_untyped(kind, estimate)
         with self._session(connection) as session:
@@ -110,7 +108,7 @@ class Client:
                 if found is not None:
                     return Enqueued(found, created=False)
             if run(session, jobs.lane_of_kind(new.kind)) is None:
-                raise _in_no_lane(new.kind)
+                raise orders.in_no_lane(new.kind)
         raise EngineError(f"a job with dedup_key {new.dedup_key!r} came and went while this one was enqueued")
 
     def enqueue_many(
@@ -125,25 +123,16 @@ class Client:
         connection: Connection[Row] | None = None,
     ) -> int:
         """Put many jobs of one kind in, all or none, and say how many: some in one statement, thousands by COPY."""
-        handler = self._registry.find(kind)
-        if handler is not None and handler.approval:
-            raise EngineError(f"kind {kind!r} asks for approval: enqueue its jobs one by one")
-        _check_priority(priority)
-        _check_time(at)
-        if timeout is not None:
-            interval("timeout", timeout)
-        new = NewJob(
-            kind, "", priority, submitted_by, run_at=at,
-            timeout=timeout or (handler.timeout if handler else None),
-            max_attempts=handler.max_attempts if handler else 1, always_notify=connection is not None,
-        )  # fmt: skip
+        new = orders.order_of_many(
+            self._registry, kind, priority, at, timeout, submitted_by, always_notify=connection is not None
+        )
         texts = map(self._registry.dumper(kind), payloads)
         some = list(islice(texts, SOME + 1))
         if len(some) <= SOME and sum(map(len, some)) <= SOME_CHARACTERS:
             with self._session(connection) as session:
                 made = run(session, jobs.enqueue_some(new, some))
             if made is None:
-                raise _in_no_lane(kind)
+                raise orders.in_no_lane(kind)
             return made
         texts = chain(some, texts)
         if connection is not None:
@@ -155,7 +144,7 @@ class Client:
     def _copy(self, connection: Connection[Row], new: NewJob, texts: Iterable[str]) -> int:
         lane = run(connection, jobs.lane_of_kind(new.kind))
         if lane is None:
-            raise _in_no_lane(new.kind)
+            raise orders.in_no_lane(new.kind)
         cursor = connection.cursor()
         with cursor.copy(jobs.COPY_IN.sql) as copy:
             for piece in copy_rows.rows(lane, new, texts):
@@ -234,7 +223,7 @@ class Client:
 
     def prioritise(self, job_id: int, priority: int, *, connection: Connection[Row] | None = None) -> None:
         """Change the priority of a job that doesn't run yet."""
-        _check_priority(priority)
+        orders.check_priority(priority)
         with self._session(connection) as session:
             if not run(session, jobs.prioritise(job_id, priority)):
                 self._refuse(session, job_id, "re-prioritised")
@@ -423,38 +412,6 @@ class Client:
                 message = "a thread lane has 1 to 16 slots, an async lane 1 to 1,000"
             raise LaneError(f"lane {name!r} can't be so: {message}") from None
 
-    def _new_job(
-        self,
-        kind: str,
-        payload: Any,
-        priority: int,
-        dedup_key: str | None,
-        timeout: timedelta | None,
-        max_attempts: int | None,
-        auto_approve: str | None,
-        submitted_by: str | None,
-        retry_of: int | None,
-        *,
-        always_notify: bool,
-    ) -> NewJob:
-        _check_priority(priority)
-        if max_attempts is not None and max_attempts not in ATTEMPTS:
-            raise BadPayload(f"max_attempts is a whole number from 1 to 32767, not {max_attempts!r}")
-        if timeout is not None:
-            interval("timeout", timeout)
-        text = self._registry.dump_payload(kind, payload)
-        new = NewJob(
-            kind, text, priority, submitted_by, dedup_key, retry_of=retry_of, approved_by=auto_approve,
-            timeout=timeout, max_attempts=max_attempts or 1, always_notify=always_notify,
-        )  # fmt: skip
-        handler = self._registry.find(kind)
-        if handler is not None:
-            new.approval = handler.approval and auto_approve is None
-            new.estimate = handler.dump_estimate(text)
-            new.timeout = timeout or handler.timeout
-            new.max_attempts = max_attempts or handler.max_attempts
-        return new
-
     def _find(self, session: Connection[Row], job_id: int) -> Job:
         job = run(session, jobs.show(job_id))
         if job is None:
@@ -464,35 +421,3 @@ class Client:
     def _refuse(self, session: Connection[Row], job_id: int, wanted: str) -> None:
         job = self._find(session, job_id)
         raise IllegalTransition(job_id, job.state, wanted)
-
-
-def _in_no_lane(kind: str) -> UnknownKind:
-    return UnknownKind(f"kind {kind!r} is in no lane: add it to one before you enqueue it")
-
-
-def _check_needs(needs: Needs | None) -> None:
-    if needs is None:
-        return
-    if not 0 <= needs.cores < float("inf") or not 0 <= needs.memory_mb < 2**31:
-        raise BadPayload(f"a job needs so many cores and megabytes, not {needs.cores!r} and {needs.memory_mb!r}")
-    if "" in needs.labels or any("\0" in label for label in needs.labels):
-        raise BadPayload("a label that a job needs is a word")
-
-
-def _check_priority(priority: int) -> None:
-    if priority not in PRIORITIES:
-        raise BadPayload(f"a priority is a whole number from -32767 to 32767, not {priority!r}")
-
-
-def _set_time(new: NewJob, at: datetime | None, delay: timedelta | None) -> None:
-    if new.approval:
-        raise EngineError(f"kind {new.kind!r} asks for approval: it can't have a time as well")
-    _check_time(at)
-    new.run_at, new.delay = at, delay
-
-
-def _check_time(at: datetime | None) -> None:
-    if at is not None and at.tzinfo is None:
-        raise BadPayload("`at` needs a time zone: which hour is meant?")
-    if at is not None and at.year > LAST_YEAR:
-        raise BadPayload(f"`at` is in the year {at.year}: {LAST_YEAR} is the last that can be kept")

@@ -18,13 +18,13 @@ def adopt_last(connection: Connection) -> None:
     queued = "SELECT FROM kappa.jobs AS q WHERE q.lane = lane_name AND q.state = 'queued'"
     orphan = "o.lease_token IS NULL"
     # Not where they are counted: each still has its slot.
-    adopted = re.escape(orphan) + r"(?! AND NOT o\.waiting)"
+    adopted = re.escape(orphan) + r"(?!\) AS o)"
     _replace(connection, "claim", adopted, f"{orphan} AND NOT EXISTS ({queued})")
 
 
 def claim_what_batches_hold(connection: Connection) -> None:
     """A claim doesn't leave out what a batch holds."""
-    _replace(connection, "claim", r"\s+AND q\.id NOT IN \(SELECT unnest\(held\)\)", "")
+    _replace(connection, "claim", r"\s+AND q\.id NOT IN \(SELECT unnest\(lane_row\.held\)\)", "")
 
 
 def settle_what_left_its_batch(connection: Connection) -> None:

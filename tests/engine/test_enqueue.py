@@ -11,7 +11,7 @@ import pytest
 from pydantic import BaseModel
 
 from kappa.engine import AsyncClient, BadPayload, Client, Engine, JobContext, JobState, UnknownKind
-from kappa.engine.async_client import PRIORITIES
+from kappa.engine.orders import PRIORITIES
 from kappa.engine.store import jobs
 from kappa.pg.ops import run
 from tests.engine.hands import Connection, finish, later, outcome, put, rival, rival_with, see, take, wait_until_blocked

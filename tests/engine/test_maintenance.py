@@ -403,9 +403,7 @@ async def test_what_a_program_forgets_goes_bit_by_bit_and_others_have_their_turn
     connection: Session, leader: AsyncConnection[Row]
 ) -> None:
     connection.execute("CREATE TABLE old AS SELECT generate_series(1, 3) AS id")
-    some = Query(
-        "some", Path(__file__), b"DELETE FROM old WHERE id = (SELECT min(id) FROM old) RETURNING id", (), b"some"
-    )
+    some = Query("some", Path(__file__), b"DELETE FROM old WHERE id = (SELECT min(id) FROM old) RETURNING id", ())
     registry = Registry()
     registry.forgetting.append(lambda now: Op(some, {}, len))
     retention = Retention(registry)

@@ -2,6 +2,7 @@
 
 import asyncio
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -16,6 +17,9 @@ SQL = """
 -- name: sum
 SELECT %(a)s::int + %(b)s::int, %(text)s::text, %(flag)s::boolean, %(span)s::interval, %(list)s::int[]
 
+-- name: number
+SELECT nullif(%(a)s::int + %(b)s::int, 0)
+
 -- name: broken
 SELECT 1 / %(a)s::int
 
@@ -28,13 +32,15 @@ DO $$ BEGIN END $$
 
 
 def op(name: str, binary: bool = False, first_number: bool = False, **params: Any) -> Op[list[Row]]:
-    from pathlib import Path
-
     return Op(Queries(Path("some.sql"), SQL)[name], params, lambda rows: rows, binary, first_number)
 
 
+def number(a: int = 40, b: int = 2) -> Op[Any]:
+    return Op(op("number").query, {"a": a, "b": b}, lambda rows: rows[0][0] if rows else None, first_number=True)
+
+
 def plain_sum(binary: bool = False) -> Op[list[Row]]:
-    return op("sum", binary, True, a=40, b=2, text="it's", flag=True, span=timedelta(days=1, microseconds=3), list=None)
+    return op("sum", binary, a=40, b=2, text="it's", flag=True, span=timedelta(days=1, microseconds=3), list=None)
 
 
 RESULT = [(42, "it's", True, timedelta(days=1, microseconds=3), None)]
@@ -58,6 +64,18 @@ async def test_every_way_gives_the_same_rows(url: str, pool: AsyncPool, binary: 
             assert await run_async(session, plain_sum(binary)) == RESULT
 
 
+@pytest.mark.parametrize(("a", "b", "found"), [(40, 2, 42), (-7, 0, -7), (1, -1, None)])
+async def test_a_number_or_nothing_is_the_same_by_every_way(
+    url: str, pool: AsyncPool, a: int, b: int, found: int | None
+) -> None:
+    with psycopg.connect(url, autocommit=True) as connection:
+        assert run(connection, number(a, b)) == found
+        with connection.transaction():
+            assert run(connection, number(a, b)) == found
+    async with pool, pool.connection() as session:
+        assert await run_async(session, number(a, b)) == found
+
+
 async def test_a_parameter_that_needs_an_adapter_gets_one(pool: AsyncPool) -> None:
     listed = op("sum", a=1, b=1, text=None, flag=None, span=None, list=[1, 2])
     async with pool, pool.connection() as session:
@@ -72,7 +90,7 @@ async def test_a_statement_without_rows_gives_none(pool: AsyncPool) -> None:
 async def test_a_statement_that_was_forgotten_is_prepared_again(url: str, pool: AsyncPool) -> None:
     with psycopg.connect(url, autocommit=True) as connection:
         for _ in range(2):
-            assert run(connection, plain_sum()) == RESULT
+            assert run(connection, number()) == 42
             connection.execute("DEALLOCATE ALL")
     async with pool, pool.connection() as session:
         for _ in range(2):
@@ -84,7 +102,7 @@ async def test_an_error_is_the_servers_own_and_the_connection_goes_on(url: str, 
     with psycopg.connect(url, autocommit=True) as connection:
         with pytest.raises(psycopg.errors.DivisionByZero):
             run(connection, op("broken", first_number=True, a=0))
-        assert run(connection, plain_sum()) == RESULT
+        assert run(connection, number()) == 42
     async with pool, pool.connection() as session:
         with pytest.raises(psycopg.errors.DivisionByZero):
             await run_async(session, op("broken", a=0))

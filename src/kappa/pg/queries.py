@@ -11,7 +11,7 @@ A `Query` is the authority on its own parameters: they are written `%(name)s`, a
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -42,8 +42,11 @@ class Query:
     parameters: tuple[str, ...]
     """The names of the parameters, in order of first use."""
 
-    key: bytes
+    key: bytes = field(init=False)
     """A name for the prepared statement."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "key", f"kappa_{self.source.stem}_{self.name}".encode())
 
     @property
     def text(self) -> str:
@@ -104,8 +107,7 @@ def _parse(source: Path, text: str) -> dict[str, Query]:
             raise QueryNotFound(f"{source}: block {name!r} is empty")
         named = (found["name"] for found in _PARAMETER.finditer(body))
         parameters = tuple(dict.fromkeys(parameter for parameter in named if parameter))
-        key = f"kappa_{source.stem}_{name}".encode()
-        blocks[name] = Query(name=name, source=source, sql=body.encode(), parameters=parameters, key=key)
+        blocks[name] = Query(name=name, source=source, sql=body.encode(), parameters=parameters)
 
     for number, line in enumerate(text.splitlines(), start=1):
         header = _HEADER.match(line)

@@ -26,6 +26,8 @@ from kappa.pg.embedded import EmbeddedServer
 
 DRIVER = Path(__file__).parent / "peers" / "drivers" / "run_kappa.py"
 BACKLOG = 1_000_000
+CALLERS, CONNECTIONS = 64, (4, 16)
+"""Who enqueue one job at a time on one event loop, as requests to a web server do, and what they share."""
 
 
 def _kappa(kind: str) -> Driven:
@@ -56,7 +58,7 @@ class Bench:
         self.rounds = 2 if quick else 3
         self.jobs = 30_000 if quick else 100_000
         self.slow_jobs = 1_000 if quick else 4_000
-        self.seconds = 1.0 if quick else 5.0
+        self.seconds = 0.6 if quick else 3.0
         self.samples = 50 if quick else 300
         self.idle_seconds = 12.0 if quick else 30.0
         self.finished, self.future = (200_000, 20_000) if quick else (1_000_000, 100_000)
@@ -91,10 +93,12 @@ class Bench:
         self.growth()
         self.report.show()
 
-    def in_turns(self, what: str, contenders: dict[str, Callable[[], float]]) -> dict[str, float]:
+    def in_turns(
+        self, what: str, contenders: dict[str, Callable[[], float]], rounds: int | None = None
+    ) -> dict[str, float]:
         """Medians of several rounds in which everyone has a turn."""
         results: dict[str, list[float]] = {name: [] for name in contenders}
-        for _ in range(self.rounds):
+        for _ in range(rounds or self.rounds):
             for name, measure in contenders.items():
                 results[name].append(measure())
         return {
@@ -108,6 +112,17 @@ class Bench:
         one = self.in_turns(
             "enqueue one",
             {name: lambda p=peer, u=urls[name]: p.enqueue_one(u, self.seconds) for name, peer in everyone.items()},
+            rounds=5,
+        )
+        crowd = self.in_turns(
+            f"enqueue one, {CALLERS} callers",
+            {
+                f"{name}, {connections} connections": partial(
+                    peer.enqueue_crowd, urls[name], self.seconds, CALLERS, connections
+                )
+                for name, peer in everyone.items()
+                for connections in CONNECTIONS
+            },
         )
         batch = self.in_turns(
             "enqueue batch of 1000",
@@ -116,7 +131,9 @@ class Bench:
         copy = self.report.figure("ceiling: binary COPY", ceiling.copy_in(self.database(), self.jobs))
         self.report.figure("enqueue batch, share of COPY's ceiling", batch["Kappa"] / copy)
         if "PgQueuer" in one:
-            self.report.bar("enqueue one / PgQueuer", one["Kappa"] / one["PgQueuer"], 1.5)
+            self.report.bar("enqueue one, a caller alone / PgQueuer", one["Kappa"] / one["PgQueuer"], 1.5)
+            ratio = _best(crowd, "Kappa") / _best(crowd, "PgQueuer")
+            self.report.bar(f"enqueue one, {CALLERS} callers / best of PgQueuer", ratio, 1.5)
         best = max(rate for name, rate in batch.items() if name != "Kappa")
         self.report.bar("enqueue batch / best peer", batch["Kappa"] / best, 3.0)
 

@@ -15,7 +15,7 @@ SOURCE, TARGET = ENGINE / "async_client.py", ENGINE / "client.py"
 WORDS = {
     r"\basync (def|with|for)\b": r"\1",
     r"\bawait ": "",
-    r"\bAsync(Client|Connection|Pool|Generator)\b": r"\1",
+    r"\bAsync(Client|Connection|Pool|Generator|Together)\b": r"\1",
     r"\basynccontextmanager\b": "contextmanager",
     r"\bAbstractAsyncContextManager\b": "AbstractContextManager",
     r"\b__a(enter|exit)__\b": r"__\1__",

@@ -36,6 +36,10 @@ class Peer(Protocol):
         """One connection, one job and one commit a call."""
         ...
 
+    def enqueue_crowd(self, url: str, seconds: float, callers: int, connections: int) -> float:
+        """The same call by so many at once on one event loop, which share the connections."""
+        ...
+
     def enqueue_batch(self, url: str, jobs: int, batch: int = 1000) -> float:
         """The peer's best bulk call, one connection, a commit a batch."""
         ...

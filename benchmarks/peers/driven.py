@@ -43,6 +43,9 @@ class Driven:
     def enqueue_one(self, url: str, seconds: float) -> float:
         return _rate(self._call("one", url, str(seconds)))
 
+    def enqueue_crowd(self, url: str, seconds: float, callers: int, connections: int) -> float:
+        return _rate(self._call("crowd", url, str(seconds), str(callers), str(connections)))
+
     def enqueue_batch(self, url: str, jobs: int, batch: int = 1000) -> float:
         return _rate(self._call("batch", url, str(jobs), str(batch)))
 

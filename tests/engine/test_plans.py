@@ -194,6 +194,19 @@ def test_a_claim_reads_what_it_takes_and_sorts_nothing(plans: Plans, lane: str, 
     assert changed(nodes) == [capacity]
 
 
+@pytest.mark.parametrize("capacity", [1, 50, 500])
+@pytest.mark.parametrize("lane", LANES)
+def test_a_claim_of_a_lane_at_rest_reads_what_it_takes_and_sorts_nothing(
+    plans: Plans, lane: str, capacity: int
+) -> None:
+    nodes = plans.of(jobs.claim_at_rest(lane, "b", capacity, KINDS))
+    taken = {node.index for node in nodes if node.kind in ("Index Scan", "Index Only Scan") and node.table == "jobs"}
+    assert taken == {"jobs_queued", "jobs_running"}
+    assert not [node for node in nodes if "Sort" in node.kind]
+    assert_by_index(nodes, at_most=max(capacity, RUNNING))
+    assert changed(nodes) == [capacity]
+
+
 def test_a_claim_of_some_kinds_reads_by_index(plans: Plans) -> None:
     nodes = plans.of(jobs.claim("tools", "b", 20, kinds=["tool_run"]))
     assert not [node for node in nodes if "Sort" in node.kind]
@@ -376,6 +389,7 @@ def test_a_job_is_shown_by_index_wherever_it_is(plans: Plans, job: int) -> None:
 
 def test_enqueueing_reads_no_jobs(plans: Plans) -> None:
     assert_by_index(plans.of(jobs.enqueue(NewJob("tool_run", "null", dedup_key="new"))), at_most=1)
+    assert_by_index(plans.of(jobs.enqueue_together([NewJob(kind, "null") for kind in KINDS])), at_most=len(KINDS))
 
 
 def test_a_dedup_key_is_found_by_index(plans: Plans) -> None:

@@ -298,7 +298,10 @@ class Lives(RuleBasedStateMachine):
     def claim(self, owner: str, lane: str, capacity: int, with_floor: bool, light: bool) -> None:
         floor = self.floors.get((owner, lane), 0) if with_floor else 0
         kinds = sorted(KINDS) if light else None
-        claimed = run(self.session, jobs.claim(lane, owner, capacity, floor_token=floor, light_kinds=kinds))
+        if floor or light:
+            claimed = run(self.session, jobs.claim(lane, owner, capacity, floor_token=floor, light_kinds=kinds))
+        else:
+            claimed = run(self.session, jobs.claim_at_rest(lane, owner, capacity, sorted(KINDS))).claimed
         mine = [life for life in self.live() if life.lane == lane]
         orphans = {life.id for life in mine if life.state is S.RUNNING and life.token is None}
         adopted = {job.id for job in claimed if job.adopted}

@@ -1,6 +1,8 @@
 """Operations on both sorts of connections, by a cursor or by the short way."""
 
 import asyncio
+import gc
+import weakref
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -9,7 +11,7 @@ import psycopg
 import pytest
 
 from kappa.pg import AsyncPool, Bounds
-from kappa.pg.ops import Op, run, run_async
+from kappa.pg.ops import Op, kept, run, run_async
 from kappa.pg.queries import Queries, Row
 from tests.ground import eventually
 
@@ -131,3 +133,24 @@ async def test_a_caller_that_is_cancelled_leaves_no_connection_in_the_middle_of_
             eventually(lambda: not asleep(), what="the statement's end")
         async with pool.connection() as session:
             assert await run_async(session, plain_sum()) == RESULT
+
+
+@pytest.mark.parametrize("binary", [False, True])
+async def test_an_operation_that_is_kept_gives_the_same_every_time(pool: AsyncPool, binary: bool) -> None:
+    again = kept(plain_sum(binary))
+    async with pool, pool.connection() as session:
+        for _ in range(3):
+            assert await run_async(session, again) == RESULT
+        await session.execute("DEALLOCATE ALL")
+        assert await run_async(session, again) == RESULT
+        assert await run_async(session, plain_sum(not binary)) == RESULT
+
+
+async def test_a_connection_that_was_closed_is_kept_by_nobody(url: str) -> None:
+    connection = await psycopg.AsyncConnection.connect(url, autocommit=True)
+    assert await run_async(connection, plain_sum()) == RESULT
+    await connection.close()
+    gone = weakref.ref(connection)
+    del connection
+    gc.collect()
+    assert gone() is None

@@ -2,7 +2,7 @@
 
 A driver is run by the peers' own interpreter as `driver.py COMMAND URL [ARGUMENT…]` and answers with one
 JSON object a line on stdout. Commands: `install`, `one SECONDS`, `batch JOBS BATCH`, `pulse` (one job a line
-of stdin) and `work OPTIONS` (`start` and `stop` on stdin, any number of times). All stamps are
+of stdin), `crowd SECONDS CALLERS CONNECTIONS` and `work OPTIONS` (`start` and `stop` on stdin, any number of times). All stamps are
 CLOCK_MONOTONIC in nanoseconds, which is one clock for every process of the machine.
 """
 
@@ -60,6 +60,23 @@ def pulse(connection: psycopg.Connection, enqueue: Callable[[], object]) -> None
         say(event="committed", at=time.monotonic_ns())
         if not sys.stdin.readline():
             return
+
+
+async def crowd(enqueue: Callable[[], Awaitable[object]], seconds: float, callers: int) -> None:
+    """So many callers at once, each with one job after the other."""
+    jobs = 0
+
+    async def call() -> None:
+        nonlocal jobs
+        while time.monotonic() < until:
+            await enqueue()
+            jobs += 1
+
+    await enqueue()
+    began = time.monotonic()
+    until = began + seconds
+    await asyncio.gather(*(call() for _ in range(callers)))
+    say(jobs=jobs, seconds=time.monotonic() - began)
 
 
 async def attend(run: Callable[[Tally, asyncio.Event], Awaitable[None]]) -> None:

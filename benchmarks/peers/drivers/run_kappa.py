@@ -8,10 +8,11 @@ import time
 from datetime import timedelta
 
 import psycopg
-from protocol import Tally, attend, pulse, say
+from protocol import Tally, attend, crowd, pulse, say
 
 from kappa.engine import Engine, Executor, JobContext, Lane, WorkerConfig
 from kappa.engine.loops import loop_factory
+from kappa.pg import Bounds
 
 KIND = os.environ.get("KAPPA_BENCH_KIND", "noop")
 SLOTS = 1000
@@ -53,6 +54,11 @@ def one(url: str, seconds: float) -> None:
     say(jobs=jobs, seconds=passed)
 
 
+async def many_callers(url: str, seconds: float, callers: int, connections: int) -> None:
+    async with engine_at(url).async_client(bounds=Bounds(0, connections)) as client:
+        await crowd(lambda: client.enqueue("noop"), seconds, callers)
+
+
 def batch(url: str, jobs: int, size: int) -> None:
     with engine_at(url).client() as client:
         client.enqueue_many(KIND, [])
@@ -81,6 +87,9 @@ def main() -> None:
             engine_at(url).install()
         case "one":
             one(url, float(rest[0]))
+        case "crowd":
+            with asyncio.Runner(loop_factory=loop_factory()) as runner:
+                runner.run(many_callers(url, float(rest[0]), int(rest[1]), int(rest[2])))
         case "batch":
             batch(url, int(rest[0]), int(rest[1]))
         case "pulse":

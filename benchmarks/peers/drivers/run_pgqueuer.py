@@ -11,11 +11,11 @@ from datetime import timedelta
 import asyncpg
 import psycopg
 import uvloop
-from pgqueuer import AsyncpgDriver, PgQueuer, Queries
+from pgqueuer import AsyncpgDriver, AsyncpgPoolDriver, PgQueuer, Queries
 from pgqueuer.db import SyncPsycopgDriver
 from pgqueuer.models import Job
 from pgqueuer.queries import SyncQueries
-from protocol import Tally, attend, pulse, say
+from protocol import Tally, attend, crowd, pulse, say
 
 
 async def install(url: str) -> None:
@@ -30,6 +30,12 @@ async def one(url: str, seconds: float) -> None:
         await queries.enqueue("noop", None)
         jobs += 1
     say(jobs=jobs, seconds=passed)
+
+
+async def many_callers(url: str, seconds: float, callers: int, connections: int) -> None:
+    async with asyncpg.create_pool(url, min_size=connections, max_size=connections) as pool:
+        queries = Queries(AsyncpgPoolDriver(pool))
+        await crowd(lambda: queries.enqueue("noop", None), seconds, callers)
 
 
 async def batch(url: str, jobs: int, size: int) -> None:
@@ -67,6 +73,8 @@ def main() -> None:
             asyncio.run(install(url))
         case "one":
             uvloop.run(one(url, float(rest[0])))
+        case "crowd":
+            uvloop.run(many_callers(url, float(rest[0]), int(rest[1]), int(rest[2])))
         case "batch":
             uvloop.run(batch(url, int(rest[0]), int(rest[1])))
         case "pulse":

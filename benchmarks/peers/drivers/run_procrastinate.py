@@ -11,7 +11,7 @@ import time
 import psycopg
 import uvloop
 from procrastinate import App, PsycopgConnector, SyncPsycopgConnector
-from protocol import Tally, attend, pulse, say
+from protocol import Tally, attend, crowd, pulse, say
 
 tally = Tally()
 
@@ -35,6 +35,12 @@ def one(url: str, seconds: float) -> None:
             task.defer()
             jobs += 1
     say(jobs=jobs, seconds=passed)
+
+
+async def many_callers(url: str, seconds: float, callers: int, connections: int) -> None:
+    connector = PsycopgConnector(conninfo=url, min_size=connections, max_size=connections)
+    async with make_app(connector).open_async() as app:
+        await crowd(app.tasks["noop"].defer_async, seconds, callers)
 
 
 def batch(url: str, jobs: int, size: int) -> None:
@@ -77,6 +83,8 @@ def main() -> None:
                 app.schema_manager.apply_schema()
         case "one":
             one(url, float(rest[0]))
+        case "crowd":
+            uvloop.run(many_callers(url, float(rest[0]), int(rest[1]), int(rest[2])))
         case "batch":
             batch(url, int(rest[0]), int(rest[1]))
         case "pulse":

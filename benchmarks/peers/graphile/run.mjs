@@ -41,6 +41,23 @@ async function one(seconds) {
   say({ jobs, seconds: passed });
 }
 
+async function crowd(seconds, callers, connections) {
+  const pool = makePool(connections);
+  await pool.query(ONE);
+  const began = now();
+  let jobs = 0;
+  const call = async () => {
+    while ((now() - began) / 1e9 < seconds) {
+      await pool.query(ONE);
+      jobs += 1;
+    }
+  };
+  await Promise.all(Array.from({ length: callers }, call));
+  const passed = (now() - began) / 1e9;
+  await pool.end();
+  say({ jobs, seconds: passed });
+}
+
 async function batch(jobs, size) {
   const pool = makePool(1);
   const utils = await makeWorkerUtils({ pgPool: pool, logger: silent });
@@ -112,6 +129,7 @@ const commands = {
     await utils.release();
   },
   one: () => one(Number(rest[0])),
+  crowd: () => crowd(...rest.map(Number)),
   batch: () => batch(Number(rest[0]), Number(rest[1])),
   pulse,
   work: () => work(JSON.parse(rest[0])),

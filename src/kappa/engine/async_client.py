@@ -22,6 +22,7 @@ from kappa.engine.registry import Registry, dump_untyped
 from kappa.engine.schedule import first_fault
 from kappa.engine.store import copy_rows, insight, jobs, lanes, maintenance
 from kappa.engine.store.jobs import NewJob
+from kappa.engine.together import AsyncTogether
 from kappa.pg import AsyncPool, Bounds, Database, PoolUse
 from kappa.pg.ops import Op, run_async
 from kappa.pg.queries import Row
@@ -42,6 +43,7 @@ class AsyncClient:
         self._registry = registry or Registry()
         bounds = bounds or Bounds(0, 4)
         self._pool = AsyncPool(database.url, "queue", bounds, behind_pooler=database.behind_pooler)
+        self._together = AsyncTogether(self._pool)
 
     async def open(self) -> Self:
         await self._pool.open()
@@ -93,6 +95,8 @@ class AsyncClient:
             orders.set_time(new, at, delay)
         if estimate is not None:
             new.estimate = dump_untyped(kind, estimate)
+        if jobs.is_usual(new) and (made := await self._together.enqueue(new)) is not None:
+            return Enqueued(made, created=True)
         async with self._session(connection) as session:
             if needs is None:
                 return await self._put_in(session, new)

@@ -18,6 +18,7 @@ from kappa.engine.registry import Registry, dump_untyped
 from kappa.engine.schedule import first_fault
 from kappa.engine.store import copy_rows, insight, jobs, lanes, maintenance
 from kappa.engine.store.jobs import NewJob
+from kappa.engine.together import Together
 from kappa.pg import Bounds, Database, Pool, PoolUse
 from kappa.pg.ops import Op, run
 from kappa.pg.queries import Row
@@ -38,6 +39,7 @@ class Client:
         self._registry = registry or Registry()
         bounds = bounds or Bounds(0, 4)
         self._pool = Pool(database.url, "queue", bounds, behind_pooler=database.behind_pooler)
+        self._together = Together(self._pool)
 
     def open(self) -> Self:
         self._pool.open()
@@ -89,6 +91,8 @@ class Client:
             orders.set_time(new, at, delay)
         if estimate is not None:
             new.estimate = dump_untyped(kind, estimate)
+        if jobs.is_usual(new) and (made := self._together.enqueue(new)) is not None:
+            return Enqueued(made, created=True)
         with self._session(connection) as session:
             if needs is None:
                 return self._put_in(session, new)

@@ -91,10 +91,10 @@ class Desk:
         elif running.attempt >= running.claimed.max_attempts or running.claimed.claims > running.attempt:
             self._careful_starts.add((running, start))
         else:
+            start(running)  # first: whoever watches the young ones has time
             if not self._young:
                 self._some_young.set()
             self._young.append(running)
-            start(running)
 
     def supersede(self, job_id: int) -> None:
         """A new lease of a job means that an attempt which still runs here lost its own."""

@@ -20,8 +20,9 @@ from kappa.engine.model import Claimed, Executor, Lane
 from kappa.engine.registry import Registry
 from kappa.engine.signals import Signals
 from kappa.engine.store import jobs, lanes
+from kappa.engine.store.jobs import Exchanged
 from kappa.pg import AsyncPool, PgError
-from kappa.pg.ops import Op, run_async
+from kappa.pg.ops import Op, kept, run_async
 
 T = TypeVar("T")
 
@@ -81,6 +82,7 @@ class LaneRunner:
         self._carrying = False
         self._to_carry: list[Running] = []
         self._light_after = 0.0
+        self._at_rest: tuple[int, frozenset[str], Op[Exchanged]] | None = None
 
     async def run(self) -> None:
         try:
@@ -216,6 +218,8 @@ class LaneRunner:
         claimed = await self._exchange(asked)
         _put_in_order(claimed)
         self._start(self, claimed)
+        if 0 < len(claimed) < asked:
+            await asyncio.sleep(0)  # they begin before the lane goes to rest; under load the next claim comes first
         if claimed and (len(claimed) == asked or self._starved):
             last = claimed[-1]
             if not last.adopted:
@@ -237,9 +241,13 @@ class LaneRunner:
 
     async def _exchange(self, asked: int) -> list[Claimed]:
         carried, self._to_carry, ended, self._ended = self._to_carry, [], self._ended, 0
-        held = [running.held for running in carried]
-        place = (self._floor, self._floor_token, self._light_kinds(asked))
-        op = jobs.exchange(held, self.lane.name, self._owner, asked, self.kinds, *place)
+        light = self._light_kinds(asked)
+        if carried or light is not None or self._floor != START:
+            held = [running.held for running in carried]
+            place = (self._floor, self._floor_token, light)
+            op = jobs.exchange(held, self.lane.name, self._owner, asked, self.kinds, *place)
+        else:
+            op = self._claim_at_rest(asked)
         try:
             claimed, lost, full = await self._do(op)
         except BaseException:
@@ -251,6 +259,14 @@ class LaneRunner:
         self._ended = meanwhile  # without those that came along
         self._starved = full
         return claimed
+
+    def _claim_at_rest(self, asked: int) -> Op[Exchanged]:
+        """What a lane says that has just been woken: always the same, and somebody waits for it."""
+        known = self._at_rest
+        if known is None or known[0] != asked or known[1] is not self._registry.kinds:
+            op = kept(jobs.claim_at_rest(self.lane.name, self._owner, asked, self.kinds))
+            known = self._at_rest = (asked, self._registry.kinds, op)
+        return known[2]
 
     async def _do(self, op: Op[T]) -> T:
         async with self._pool.connection(who=f"lane {self.lane.name}") as connection:

@@ -80,6 +80,7 @@ class Registry:
 
     def __init__(self) -> None:
         self._handlers: dict[str, Handler] = {}
+        self.kinds: frozenset[str] = frozenset()
         self.forgetting: list[Callable[[datetime | None], Op[int]]] = []
         """What a program has the leader delete of its own; each gives how much it deleted."""
 
@@ -119,6 +120,7 @@ class Registry:
             plain=payload is Any,
         )
         self._handlers[kind] = handler
+        self.kinds = frozenset(self._handlers)
         return handler
 
     def get(self, kind: str) -> Handler:
@@ -139,10 +141,6 @@ class Registry:
         """What makes JSON text of the kind's payloads."""
         handler = self._handlers.get(kind)
         return handler.dump_payload if handler else partial(dump_untyped, kind)
-
-    @property
-    def kinds(self) -> frozenset[str]:
-        return frozenset(self._handlers)
 
     @property
     def remote_kinds(self) -> frozenset[str]:

@@ -240,6 +240,7 @@ class Worker:
                 case Notification("kappa_wake", lane):
                     if lane in self._lanes:
                         self._lanes[lane].wake()
+                        await asyncio.sleep(0)  # it claims before this listens on
                 case Notification("kappa_lane", _):
                     self._edited.set()
                 case Notification("kappa_due", _):

@@ -5,12 +5,12 @@ inside or outside of their transactions: `run(connection, op)` or `await run_asy
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, Generic, TypeVar
-from weakref import WeakKeyDictionary
 
 from psycopg import AsyncConnection, Connection
+from psycopg.abc import Transformer as AbstractTransformer
 from psycopg.adapt import Transformer
 from psycopg.errors import InvalidSqlStatementName, error_from_result
 from psycopg.generators import execute
@@ -34,6 +34,13 @@ class Op(Generic[T]):
     binary: bool = False
     first_number: bool = False
     """Whether the answer is one whole number or nothing; such an operation can take the short way."""
+    values: list[Any] | None = None
+    """The parameters as they are sent, of an operation that is `kept` for many times."""
+
+
+def kept(op: Op[T]) -> Op[T]:
+    """The same, for whoever runs it again and again with the same parameters."""
+    return replace(op, values=_plain(op))
 
 
 def run(connection: Connection[Row], op: Op[T]) -> T:
@@ -44,7 +51,7 @@ def run(connection: Connection[Row], op: Op[T]) -> T:
 
 
 async def run_async(connection: AsyncConnection[Row], op: Op[T]) -> T:
-    if _takes_short_way(connection) and (values := _plain(op)) is not None:
+    if _takes_short_way(connection) and (values := op.values or _plain(op)) is not None:
         return op.read(await _short_way_async(connection, op, values))
     cursor = await connection.execute(op.query.sql, op.params, binary=op.binary)
     return op.read(await cursor.fetchall() if cursor.description else [])
@@ -75,10 +82,15 @@ def _plain(op: Op[Any]) -> list[Any] | None:
         elif isinstance(value, int):
             values.append(b"%d" % value)
         elif isinstance(value, timedelta):
-            values.append(b"%d us" % (value // _MICROSECOND))
+            values.append(interval_text(value).encode())
         else:
             return None
     return values
+
+
+def interval_text(span: timedelta) -> str:
+    """A span as PostgreSQL reads it, to the microsecond."""
+    return f"{span // _MICROSECOND} us"
 
 
 class _Session:
@@ -87,12 +99,30 @@ class _Session:
     def __init__(self, connection: Connection[Row] | AsyncConnection[Row]) -> None:
         self.prepared: set[bytes] = set()
         self.transformer = Transformer(connection)
+        self._connection = connection
+        self._readers: dict[tuple[bytes, bool], AbstractTransformer] = {}
+
+    def forget(self, name: bytes) -> None:
+        self.prepared.discard(name)
+        for binary in (False, True):
+            self._readers.pop((name, binary), None)
 
     def rows(self, result: PGresult) -> list[Row]:
         if result.status not in (ExecStatus.TUPLES_OK, ExecStatus.COMMAND_OK):
             raise error_from_result(result, self.transformer.encoding)
         self.transformer.set_pgresult(result)
         return self.transformer.load_rows(0, result.ntuples, tuple)
+
+    def rows_again(self, name: bytes, binary: bool, result: PGresult) -> list[Row]:
+        """As `rows`, of a prepared statement. Its columns keep their types: how to read them is looked up once."""
+        if result.status != ExecStatus.TUPLES_OK:
+            return self.rows(result)
+        reader = self._readers.get((name, binary))
+        known = reader is not None
+        if reader is None:
+            reader = self._readers[name, binary] = Transformer(self._connection)
+        reader.set_pgresult(result, set_loaders=not known)
+        return reader.load_rows(0, result.ntuples, tuple)
 
     def number(self, result: PGresult) -> list[Row]:
         """As `rows`, where there is one whole number or nothing: a loader costs more than the number."""
@@ -102,12 +132,11 @@ class _Session:
         return [] if value is None else [(int(value),)]
 
 
-_sessions: WeakKeyDictionary[Connection[Row] | AsyncConnection[Row], _Session] = WeakKeyDictionary()
-
-
 def _session(connection: Connection[Row] | AsyncConnection[Row]) -> _Session:
-    if (session := _sessions.get(connection)) is None:
-        session = _sessions[connection] = _Session(connection)
+    """Kept by the connection itself, and gone with it: a transformer refers to its connection."""
+    kept_by = vars(connection)
+    if (session := kept_by.get("kappa_session")) is None:
+        session = kept_by["kappa_session"] = _Session(connection)
     return session
 
 
@@ -127,7 +156,7 @@ def _short_way(connection: Connection[Row], op: Op[Any], values: list[Any]) -> l
             try:
                 return session.number(libpq.exec_prepared(name, values))
             except InvalidSqlStatementName:
-                session.prepared.discard(name)
+                session.forget(name)
     raise InvalidSqlStatementName(f"{op.query.name} vanishes as soon as it is prepared")
 
 
@@ -141,9 +170,9 @@ async def _short_way_async(connection: AsyncConnection[Row], op: Op[Any], values
                 session.prepared.add(name)
             try:
                 libpq.send_query_prepared(name, values, result_format=op.binary)
-                return session.rows((await connection.wait(execute(libpq)))[0])
+                return session.rows_again(name, op.binary, (await connection.wait(execute(libpq)))[0])
             except InvalidSqlStatementName:
-                session.prepared.discard(name)
+                session.forget(name)
     raise InvalidSqlStatementName(f"{op.query.name} vanishes as soon as it is prepared")
 
 

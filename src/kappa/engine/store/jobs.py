@@ -11,13 +11,14 @@ from typing import Any, NamedTuple
 
 from kappa.engine.model import Claimed, Job, JobState, Needs
 from kappa.pg import queries
-from kappa.pg.ops import Op, nothing
+from kappa.pg.ops import Op, interval_text, nothing
 from kappa.pg.queries import Query, Row
 
 sql = queries.beside(__file__)
 ENQUEUE = sql["enqueue"]
 ENQUEUE_NOW = sql["enqueue_now"]
 ENQUEUE_SOME = sql["enqueue_some"]
+ENQUEUE_TOGETHER = sql["enqueue_together"]
 ENQUEUED_BEFORE = sql["enqueued_before"]
 LANE_OF_KIND = sql["lane_of_kind"]
 NEED = sql["need"]
@@ -26,6 +27,7 @@ COPY_IN = sql["copy_in"]
 WAKE = sql["wake"]
 ANNOUNCE_DUE = sql["announce_due"]
 CLAIM = sql["claim"]
+CLAIM_AT_REST = sql["claim_at_rest"]
 WRITE_DOWN = sql["write_down"]
 MARK_STARTED = sql["mark_started"]
 RENEW = sql["renew"]
@@ -150,12 +152,17 @@ def need_the_same(job_id: int, as_job: int) -> Op[None]:
     return Op(NEED_THE_SAME, {"id": job_id, "as": as_job}, nothing)
 
 
-def enqueue(job: NewJob) -> Op[int | None]:
-    """The new job's id; None if the kind has no lane or the job is there already."""
-    if not (
+def is_usual(job: NewJob) -> bool:
+    """Whether it is to run as soon as it can, and that is all."""
+    return not (
         job.always_notify or job.approval or job.dedup_key or job.spawn_key or job.retry_of or job.approved_by
         or job.run_at or job.delay or job.estimate
-    ):  # fmt: skip
+    )  # fmt: skip
+
+
+def enqueue(job: NewJob) -> Op[int | None]:
+    """The new job's id; None if the kind has no lane or the job is there already."""
+    if is_usual(job):
         params = {
             "kind": job.kind,
             "payload": job.payload,
@@ -166,6 +173,19 @@ def enqueue(job: NewJob) -> Op[int | None]:
         }
         return Op(ENQUEUE_NOW, params, _first, first_number=True)
     return Op(ENQUEUE, {name: getattr(job, name) for name in NewJob.__slots__}, _first, first_number=True)
+
+
+def enqueue_together(usual: Sequence[NewJob]) -> Op[list[int]]:
+    """Their ids, in their order. An error if a kind has no lane."""
+    params = {
+        "kinds": _text_array(job.kind for job in usual),
+        "payloads": _text_array(job.payload for job in usual),
+        "priorities": _array(job.priority for job in usual),
+        "submitters": _text_array(job.submitted_by for job in usual),
+        "timeouts": _text_array(interval_text(job.timeout) if job.timeout else None for job in usual),
+        "max_attempts": _array(job.max_attempts for job in usual),
+    }
+    return Op(ENQUEUE_TOGETHER, params, lambda rows: rows[0][0])
 
 
 def enqueue_some(like: NewJob, payloads: Sequence[str]) -> Op[int | None]:
@@ -235,6 +255,12 @@ def exchange(
     return Op(CLAIM, params, _exchanged, binary=True)
 
 
+def claim_at_rest(lane: str, owner: str, capacity: int, kinds: Sequence[str]) -> Op[Exchanged]:
+    """As `exchange` with nothing to settle, for a lane that was just woken."""
+    params = {"lane": lane, "owner": owner, "capacity": capacity, "kinds": _text_array(kinds)}
+    return Op(CLAIM_AT_REST, params, _exchanged, binary=True)
+
+
 def _exchanged(rows: list[Row]) -> Exchanged:
     full = bool(rows) and rows[-1][0] == 0
     if full:
@@ -267,8 +293,12 @@ def _ages(jobs: Iterable[int], ages: Ages) -> str:
     return "{" + ",".join(str(ages.get(job, 0)) for job in jobs) + "}"
 
 
-def _text_array(texts: Iterable[str]) -> str:
-    return "{" + ",".join('"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"' for text in texts) + "}"
+def _text_array(texts: Iterable[str | None]) -> str:
+    return "{" + ",".join("NULL" if text is None else _quoted(text) for text in texts) + "}"
+
+
+def _quoted(text: str) -> str:
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
 def _kept(text: str | None) -> str | None:

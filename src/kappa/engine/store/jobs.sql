@@ -13,6 +13,10 @@ SELECT kappa.enqueue_now(%(kind)s::text, %(payload)s::jsonb, %(priority)s::small
 SELECT kappa.enqueue_some(%(kind)s::text, %(payloads)s::jsonb[], %(priority)s::smallint, %(submitted_by)s::text,
                           %(run_at)s::timestamptz, %(timeout)s::interval, %(max_attempts)s::int, %(always_notify)s::boolean);
 
+-- name: enqueue_together
+SELECT kappa.enqueue_together(%(kinds)s::text[], %(payloads)s::jsonb[], %(priorities)s::smallint[], %(submitters)s::text[],
+                              %(timeouts)s::interval[], %(max_attempts)s::int[]);
+
 -- name: enqueued_before
 SELECT id FROM kappa.jobs
  WHERE dedup_key = %(dedup_key)s::text
@@ -46,6 +50,9 @@ SELECT pg_notify('kappa_due', extract(epoch FROM %(run_at)s::timestamptz)::text)
 SELECT * FROM kappa.claim(%(lane)s::text, %(owner)s::text, %(capacity)s::int, %(kinds)s::text[], %(light_kinds)s::text[],
                           %(floor_rank)s::int, %(floor_id)s::bigint, %(floor_token)s::bigint,
                           %(ids)s::bigint[], %(tokens)s::bigint[]);
+
+-- name: claim_at_rest
+SELECT * FROM kappa.claim_at_rest(%(lane)s::text, %(owner)s::text, %(capacity)s::int, %(kinds)s::text[]);
 
 -- name: write_down
 SELECT kappa.write_down(%(ids)s::bigint[], %(tokens)s::bigint[]);

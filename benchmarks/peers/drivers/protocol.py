@@ -1,9 +1,9 @@
 """What every Python driver of a peer has in common: the line protocol spoken with `benchmarks.peers`.
 
 A driver is run by the peers' own interpreter as `driver.py COMMAND URL [ARGUMENT…]` and answers with one
-JSON object a line on stdout. Commands: `install`, `one SECONDS`, `batch JOBS BATCH`, `pulse` (one job a line
-of stdin), `crowd SECONDS CALLERS CONNECTIONS` and `work OPTIONS` (`start` and `stop` on stdin, any number of times). All stamps are
-CLOCK_MONOTONIC in nanoseconds, which is one clock for every process of the machine.
+JSON object a line on stdout. Commands: `install`, `one SECONDS`, `crowd SECONDS CALLERS CONNECTIONS`,
+`batch JOBS BATCH`, `pulse` (one job a line of stdin) and `work OPTIONS` (`start` and `stop` on stdin, any number of
+times). All stamps are CLOCK_MONOTONIC in nanoseconds, which is one clock for every process of the machine.
 """
 
 from __future__ import annotations

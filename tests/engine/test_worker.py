@@ -200,6 +200,34 @@ def test_as_many_threads_stay_as_all_lanes_can_use_at_once() -> None:
     assert [kept_threads(lanes) for lanes in (0, 1, 2)] == [4, 16, 32]
 
 
+async def test_threads_stay_for_the_next_jobs_and_those_beyond_the_pool_go(engine: Engine, client: Client) -> None:
+    """Parents that wait for their children keep their threads, so that there may be more of them than the pool has."""
+    together = threading.Barrier(MAX_LANE_SLOTS)
+    used: set[threading.Thread] = set()
+
+    @engine.job("child")
+    def child(ctx: JobContext) -> None:
+        used.add(threading.current_thread())
+        together.wait(PATIENCE)
+
+    @engine.job("parent")
+    def parent(ctx: JobContext) -> None:
+        used.add(threading.current_thread())
+        ctx.gather(ctx.spawn("child"))
+
+    engine.lane(Lane(LANE, kinds=("parent", "child"), max_slots=MAX_LANE_SLOTS, poll_interval_ms=HOUR_MS))
+    engine.install()
+    async with working(engine, FOLLOWER):
+        for _ in range(2):
+            made = [client.enqueue("parent").id for _ in range(MAX_LANE_SLOTS)]
+            await seen(lambda made=made: all(client.show(job).state.terminal for job in made))
+            assert len(used) == 2 * MAX_LANE_SLOTS
+            # Every thread is idle by now or about to be; who finds the pool full goes.
+            await seen(lambda: sum(thread.is_alive() for thread in used) == MAX_LANE_SLOTS, what="the rest to go")
+            used.difference_update([thread for thread in used if not thread.is_alive()])
+    await seen(lambda: not any(thread.is_alive() for thread in used), what="all to go with their worker")
+
+
 async def test_a_job_that_is_more_urgent_overtakes_those_that_a_busy_lane_has_before_it(
     engine: Engine, client: Client
 ) -> None:
@@ -376,8 +404,10 @@ async def test_the_poll_alone_finds_what_nobody_was_told_of(engine: Engine, hear
     lane(engine, LANE, "stay", poll_ms=20)
     async with working(engine, FOLLOWER):
         await heard.until("asleep", lane=LANE)
-        site.do("INSERT INTO kappa.jobs (lane, kind, state) VALUES (%s, 'stay', 'queued')", LANE)
-        await heard.until("settled", kind="stay")
+        # One by one: a lane that falls asleep looks twice more by itself, and could find the first two that way.
+        for found in range(1, 6):
+            site.do("INSERT INTO kappa.jobs (lane, kind, state) VALUES (%s, 'stay', 'queued')", LANE)
+            await heard.until("settled", found, kind="stay")
 
 
 @pytest.mark.usefixtures("idle")

@@ -11,7 +11,7 @@ import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from kappa.engine import Engine, JobContext, Lane, Schedule
+from kappa.engine import AsyncJobContext, Engine, Lane, Schedule
 from kappa.engine.testing import drain, maintain
 from kappa.pg.embedded import EmbeddedServer
 
@@ -22,7 +22,7 @@ def main() -> None:
         engine.lane(Lane("clock", kinds=("tick",), max_slots=1))
 
         @engine.job("tick")
-        async def tick(ctx: JobContext, payload: dict[str, str]) -> None:
+        async def tick(ctx: AsyncJobContext, payload: dict[str, str]) -> None:
             print(f"{datetime.now(UTC):%H:%M:%S} {payload['say']} (job {ctx.job_id})", flush=True)
 
         engine.install()

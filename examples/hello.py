@@ -3,8 +3,8 @@
     python examples/hello.py            # uses an embedded PostgreSQL in ./.kappa-example
     python examples/hello.py Ada Grace
 
-Prints one greeting for each name, in the order of priority, and ends. Run it again: the second run is quicker, since
-the database is there already.
+Prints what became of the job of each name, in the order of the names, and ends. Run it again: the second run is quicker,
+since the database is there already.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ def main(names: list[str]) -> None:
 
         engine.install()  # the schema and the lane; safe to call at every start
         with engine.client() as client:
-            jobs = [client.enqueue("greet", name, priority=rank) for rank, name in enumerate(names)]
+            jobs = [client.enqueue("greet", name) for name in names]
             asyncio.run(drain(engine))  # a program that stays would call engine.run()
             for job in jobs:
                 done = client.show(job.id)

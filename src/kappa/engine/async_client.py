@@ -247,7 +247,7 @@ class AsyncClient:
     async def list_jobs(
         self,
         *,
-        states: Sequence[JobState] | None = None,
+        states: Sequence[JobState | str] | None = None,
         kinds: Sequence[str] | None = None,
         lane: str | None = None,
         submitted_by: str | None = None,
@@ -257,7 +257,7 @@ class AsyncClient:
     ) -> list[Job]:
         """Jobs, the newest first; `before` continues after the last id of a page."""
         op = jobs.list_jobs(
-            states=states, kinds=kinds, lane=lane, submitted_by=submitted_by, before=before, limit=limit
+            states=_states(states), kinds=kinds, lane=lane, submitted_by=submitted_by, before=before, limit=limit
         )
         async with self._session(connection) as session:
             return await run_async(session, op)
@@ -265,7 +265,7 @@ class AsyncClient:
     async def page_jobs(
         self,
         *,
-        states: Sequence[JobState] | None = None,
+        states: Sequence[JobState | str] | None = None,
         kinds: Sequence[str] | None = None,
         lane: str | None = None,
         submitted_by: str | None = None,
@@ -278,12 +278,12 @@ class AsyncClient:
         History has no index of either, as one would cost every job that ends. Few that fit are a short page, with a
         `next` to look further.
         """
-        first, below = 0, None
+        first, below, wanted = 0, None, _states(states)
         async with self._session(None) as session:
-            if jobs.lacks_index(states, kinds, lane, submitted_by):
+            if jobs.lacks_index(wanted, kinds, lane, submitted_by):
                 first, below = await run_async(session, jobs.stretch(before, look_through))
             op = jobs.list_jobs(
-                states=states, kinds=kinds, lane=lane, submitted_by=submitted_by, first=first, before=before,
+                states=wanted, kinds=kinds, lane=lane, submitted_by=submitted_by, first=first, before=before,
                 limit=limit + 1,
             )  # fmt: skip
             found = await run_async(session, op)
@@ -362,8 +362,6 @@ class AsyncClient:
         unknown = [column for column in changes if column not in lanes.COLUMNS]
         if unknown:
             raise LaneError(f"a lane has no {unknown[0]!r} (it has: {', '.join(lanes.COLUMNS)})")
-        if changes.get("kinds") is not None:
-            changes["kinds"] = list(changes["kinds"])
         edited = await self._lane_op(name, lanes.edit_lane(name, changes), connection)
         if edited is None:
             raise LaneError(f"there is no lane {name!r}")
@@ -420,11 +418,7 @@ class AsyncClient:
                 await run_async(session, lanes.check_kinds())
                 return done
         except psycopg.IntegrityError as error:
-            message = error.diag.message_primary or "refused"
-            constraint = error.diag.constraint_name or ""
-            if "slots" in constraint:
-                message = "a thread lane has 1 to 16 slots, an async lane 1 to 1,000"
-            raise LaneError(f"lane {name!r} can't be so: {message}") from None
+            raise lanes.refused(name, error) from None
 
     async def _find(self, session: AsyncConnection[Row], job_id: int) -> Job:
         job = await run_async(session, jobs.show(job_id))
@@ -435,3 +429,7 @@ class AsyncClient:
     async def _refuse(self, session: AsyncConnection[Row], job_id: int, wanted: str) -> None:
         job = await self._find(session, job_id)
         raise IllegalTransition(job_id, job.state, wanted)
+
+
+def _states(given: Sequence[JobState | str] | None) -> list[JobState] | None:
+    return None if given is None else [JobState(state) for state in given]

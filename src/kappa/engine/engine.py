@@ -1,14 +1,18 @@
 """The front of the engine: declare handlers, install the schema, get clients, run workers."""
 
 import asyncio
+import threading
 from collections.abc import Callable
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
+import psycopg
+
 from kappa.engine.async_client import AsyncClient
 from kappa.engine.client import Client
 from kappa.engine.config import WorkerConfig
+from kappa.engine.errors import EngineError
 from kappa.engine.loops import loop_factory
 from kappa.engine.model import Lane, Schedule
 from kappa.engine.registry import Registry
@@ -57,6 +61,9 @@ class Engine:
         that says no, no job is made.
         `needs_database` is for work that no machine without one can do: workers over HTTP leave it alone.
         """
+
+        if callable(kind):
+            raise EngineError(f'a handler is declared with its kind, as in @engine.job("kind"), not {kind!r}')
 
         def declare(function: F) -> F:
             self.registry.add(
@@ -108,7 +115,10 @@ class Engine:
         with self.database.connect() as connection:
             migrate(connection, [COMPONENT])
             for lane in self._lanes.values():
-                run(connection, lanes.declare_lane(lane))
+                try:
+                    run(connection, lanes.declare_lane(lane))
+                except psycopg.IntegrityError as error:
+                    raise lanes.refused(lane.name, error) from None
             for schedule in self._schedules.values():
                 payload = self.registry.dump_payload(schedule.kind, schedule.payload)
                 run(connection, maintenance.declare_schedule(schedule, payload))
@@ -127,6 +137,10 @@ class Engine:
 
     def run(self, config: WorkerConfig | None = None) -> None:
         """Work until SIGTERM or ctrl-C, then drain. On uvloop where it is installed."""
+        if threading.current_thread() is not threading.main_thread():
+            raise EngineError(
+                "signals come to the main thread only: run `engine.worker()` on a loop of this thread's own"
+            )
 
         async def work() -> None:
             await run_until_signal(self.worker(config))

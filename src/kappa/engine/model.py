@@ -5,11 +5,28 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any, NamedTuple
 
+from kappa.engine.errors import EngineError, LaneError
+
 MAX_LANE_SLOTS = 16
 MAX_ASYNC_SLOTS = 1000
+PRIORITIES = range(-32767, 32768)
+ATTEMPTS = range(1, 32768)
+LONGEST = timedelta(days=36_525)
+"""No job waits or runs for longer: a century. A time too far off could be read by nobody, nor any list that has it."""
+
+
+def checked_interval(name: str, value: object, refusal: type[EngineError] = EngineError) -> timedelta:
+    """A span of time that a job can have, or an error that says what is wrong with it."""
+    if not isinstance(value, timedelta):
+        raise refusal(f"{name} is a timedelta, not {value!r}")
+    if value > LONGEST:
+        raise refusal(f"{name} is {LONGEST.days} days at most, not {value}")
+    return value
 
 
 class JobState(StrEnum):
+    """Where a job is on its way; equal to its name, as in `job.state == "queued"`."""
+
     AWAITING_APPROVAL = "awaiting_approval"
     SCHEDULED = "scheduled"
     QUEUED = "queued"
@@ -60,6 +77,26 @@ class Lane:
     stale_timeout: timedelta = timedelta(minutes=30)
     enabled: bool = True
     executor: Executor = Executor.THREAD
+
+    def __post_init__(self) -> None:
+        """Types, and names where they stand for what they name; numbers are the database's to judge."""
+        kinds: Any = self.kinds
+        if isinstance(kinds, str) or not all(isinstance(kind, str) for kind in kinds):
+            raise LaneError(f"lane {self.name!r}: kinds are names, as in kinds=('welcome', 'goodbye'), not {kinds!r}")
+        object.__setattr__(self, "kinds", tuple(kinds))
+        try:
+            object.__setattr__(self, "executor", Executor(self.executor))
+        except ValueError:
+            known = ", ".join(Executor)
+            raise LaneError(f"lane {self.name!r}: executor is one of {known}, not {self.executor!r}") from None
+        for column in ("max_slots", "poll_interval_ms"):
+            number: object = getattr(self, column)
+            if not isinstance(number, int) or isinstance(number, bool):
+                raise LaneError(f"lane {self.name!r}: {column} is a whole number, not {number!r}")
+        for column in ("lease_ttl", "stale_timeout"):
+            checked_interval(f"lane {self.name!r}: {column}", getattr(self, column), LaneError)
+        if self.enabled not in (True, False):
+            raise LaneError(f"lane {self.name!r}: enabled is True or False, not {self.enabled!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,12 +233,19 @@ class Retry:
     after: timedelta | None = None
     summary: str = "the handler asked for a retry"
 
+    def __post_init__(self) -> None:
+        if self.after is not None:
+            checked_interval("after", self.after)
+
 
 @dataclass(frozen=True, slots=True)
 class Snooze:
     """An outcome: not yet. Runs again after a while; the attempt doesn't use up any."""
 
     after: timedelta
+
+    def __post_init__(self) -> None:
+        checked_interval("after", self.after)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,12 +14,14 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic_core import to_json
 
 from kappa.engine.errors import BadPayload, EngineError, UnknownKind
+from kappa.engine.model import ATTEMPTS, Cancel, Retry, Snooze, checked_interval
 
 if TYPE_CHECKING:
     from kappa.pg.ops import Op
 
 IDEMPOTENT_ATTEMPTS = 3
 
+_KIND = re.compile(r"[A-Za-z][A-Za-z0-9_.:-]{0,127}")
 _NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
 
 
@@ -98,6 +100,14 @@ class Registry:
         needed: "Callable[[Any], Op[bool] | None] | None" = None,
         needs_database: bool = False,
     ) -> Handler:
+        if not _KIND.fullmatch(kind):
+            raise EngineError(
+                f"{kind!r} is no kind: it begins with a letter and has up to 128 letters, digits and any of _ . : -"
+            )
+        if timeout is not None and checked_interval(f"the timeout of {kind!r}", timeout) <= timedelta(0):
+            raise EngineError(f"the timeout of {kind!r} must be more than nothing, not {timeout}")
+        if max_attempts is not None and max_attempts not in ATTEMPTS:
+            raise EngineError(f"max_attempts of {kind!r} is a whole number from 1 to 32767, not {max_attempts!r}")
         if kind in self._handlers:
             raise EngineError(f"kind {kind!r} has a handler already: {self._handlers[kind].function}")
         payload, result, takes_payload = _types(kind, function)
@@ -172,9 +182,17 @@ def _refuse_constant(name: str) -> None:
 
 
 def _types(kind: str, function: Callable[..., Any]) -> tuple[Any, Any, bool]:
+    if not callable(function):
+        raise EngineError(f"the handler of {kind!r} is a function, not {function!r}")
+    declared = inspect.signature(function).parameters.values()
+    for parameter in declared:
+        if parameter.kind is parameter.KEYWORD_ONLY and parameter.default is parameter.empty:
+            raise EngineError(
+                f"the handler of {kind!r} takes (ctx) or (ctx, payload): nobody gives it {parameter.name!r}"
+            )
     parameters = [
         parameter
-        for parameter in inspect.signature(function).parameters.values()
+        for parameter in declared
         if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
     ]
     if not 1 <= len(parameters) <= 2:
@@ -195,8 +213,6 @@ def _takes_nothing(result: TypeAdapter[Any]) -> bool:
 
 def _plain_result(hint: Any) -> Any:
     """The result's type without the outcomes that may stand beside it: `Report | Retry` is `Report`."""
-    from kappa.engine.model import Cancel, Retry, Snooze
-
     if hint in (typing.NoReturn, typing.Never):
         return None
     members = typing.get_args(hint)

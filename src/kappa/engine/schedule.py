@@ -1,13 +1,13 @@
 """When a cron expression is due, in its own time zone."""
 
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from cronsim import CronSim, CronSimError
 
-from kappa.engine.errors import BadPayload, ScheduleError
-from kappa.engine.model import Schedule
+from kappa.engine.errors import ScheduleError
+from kappa.engine.model import PRIORITIES, Schedule
 
 
 def due_times(cron: str, timezone: str, after: datetime) -> Iterator[datetime]:
@@ -40,6 +40,12 @@ def last_due(cron: str, timezone: str, first: datetime, until: datetime) -> date
 
 def first_fault(schedule: Schedule) -> ScheduleError | None:
     """What is wrong with a schedule, if anything."""
+    for column in ("name", "cron", "kind"):
+        text: object = getattr(schedule, column)
+        if not isinstance(text, str) or "\0" in text or (text == "" and column != "cron"):
+            return ScheduleError(f"a schedule's {column} is a text, not {text!r}")
+    if schedule.priority not in PRIORITIES:
+        return ScheduleError(f"a priority is a whole number from -32767 to 32767, not {schedule.priority!r}")
     try:
         next_due(schedule.cron, schedule.timezone, datetime.now(UTC))
     except ScheduleError as error:
@@ -49,14 +55,8 @@ def first_fault(schedule: Schedule) -> ScheduleError | None:
     return None
 
 
-def interval(name: str, value: timedelta) -> timedelta:
-    if value <= timedelta(0):
-        raise BadPayload(f"{name} must be more than nothing, not {value}")
-    return value
-
-
 def _zone(name: str) -> ZoneInfo:
     try:
         return ZoneInfo(name)
-    except (ZoneInfoNotFoundError, ValueError):
+    except (ZoneInfoNotFoundError, ValueError, TypeError):
         raise ScheduleError(f"there is no time zone {name!r}") from None

@@ -125,6 +125,7 @@ class Worker:
         stack.callback(beside.shutdown)
         self._office = WorkerOffice(self._pool, loop_pool, blocking, self._registry, self._desk, beside)
         await self._find_lanes()
+        self._say_what_is_not_served()
         threads = Threads(kept_threads(len(self._lanes)))
         stack.callback(threads.close)
         children = Children(self._database.url, self.config.job_threads, self.config.child_set_up)
@@ -173,6 +174,18 @@ class Worker:
                     self._desk,
                 )
                 self._lane_found.set()
+
+    def _say_what_is_not_served(self) -> None:
+        """A worker that idles for ever, for want of a word that was written otherwise elsewhere, is hard to tell from
+        one that has nothing to do."""
+        missing = sorted(set(self.config.lanes or ()) - self._lanes.keys())
+        if not self._registry.kinds:
+            log.warning("this worker has no handlers: it claims nothing")
+        elif missing:
+            log.warning("no lane %s here that has a kind with a handler: it is not served", ", ".join(missing))
+        elif not self._lanes:
+            kinds = ", ".join(sorted(self._registry.kinds))
+            log.warning("no lane has a kind with a handler here (%s): this worker claims nothing for now", kinds)
 
     async def _run_lanes(self) -> None:
         """Every lane that is known, also those that an edit gave a kind with a handler here while this worker ran.

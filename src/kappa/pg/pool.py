@@ -22,10 +22,10 @@ import psycopg
 from psycopg import AsyncConnection, Connection
 from psycopg.conninfo import make_conninfo
 from psycopg.pq import TransactionStatus
-from psycopg_pool import AsyncConnectionPool, ConnectionPool, PoolTimeout
+from psycopg_pool import AsyncConnectionPool, ConnectionPool, PoolClosed, PoolTimeout
 
 from kappa.pg import keepalive
-from kappa.pg.errors import PoolExhausted, PoolUnreachable
+from kappa.pg.errors import PoolError, PoolExhausted, PoolUnreachable, SchemaTooOld
 from kappa.pg.queries import Row
 
 C = TypeVar("C", bound=Connection[Row] | AsyncConnection[Row])
@@ -270,6 +270,8 @@ class Pool:
             self._ledger.gave_up()
             if isinstance(error, PoolTimeout):
                 raise self._ledger.timed_out(wait) or self._ledger.unreachable(wait, self._probe()) from None
+            if isinstance(error, PoolClosed):
+                raise _not_open(error) from None
             raise
         self._ledger.entered(connection, who)
         return connection
@@ -376,6 +378,8 @@ class AsyncPool:
             self._ledger.gave_up()
             if isinstance(error, PoolTimeout):
                 raise self._ledger.timed_out(wait) or self._ledger.unreachable(wait, await self._probe()) from None
+            if isinstance(error, PoolClosed):
+                raise _not_open(error) from None
             raise
         self._ledger.entered(connection, who)
         return connection
@@ -416,6 +420,8 @@ class _Lent:
 
     def __exit__(self, *exc: object) -> None:
         self._pool.give_back(self._connection)
+        if exc[0] is not None:
+            _say_if_not_installed(exc[1])
 
 
 class _LentAsync:
@@ -430,6 +436,22 @@ class _LentAsync:
 
     async def __aexit__(self, *exc: object) -> None:
         await self._pool.give_back(self._connection)
+        if exc[0] is not None:
+            _say_if_not_installed(exc[1])
+
+
+def _say_if_not_installed(error: object) -> None:
+    """A program's first mistake, in words: what is Kappa's own is not in the database."""
+    if isinstance(error, (psycopg.errors.InvalidSchemaName, psycopg.errors.UndefinedTable)):
+        found = error.diag.message_primary or ""
+        if '"kappa"' in found or '"kappa.' in found:
+            raise SchemaTooOld(
+                f"the database has not got Kappa's tables ({found}): `engine.install()` or `kg db migrate` makes them"
+            ) from error
+
+
+def _not_open(error: PoolClosed) -> PoolError:
+    return PoolError(f"{error}, so it is not open: use what it belongs to in a `with` block, or call its `open()`")
 
 
 def _cancellations() -> int:

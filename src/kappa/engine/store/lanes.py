@@ -3,6 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
+import psycopg
+
+from kappa.engine.errors import LaneError
 from kappa.engine.model import Executor, Lane, WorkerSeen
 from kappa.pg import queries
 from kappa.pg.ops import Op, nothing
@@ -22,6 +25,24 @@ SIGN_OF_LIFE = sql["sign_of_life"]
 READ_WORKERS = sql["read_workers"]
 
 COLUMNS = ("kinds", "max_slots", "poll_interval_ms", "lease_ttl", "stale_timeout", "enabled", "executor")
+
+RULES = {
+    "lanes_name_check": "its name begins with a letter and has up to 63 small letters, digits, _ and -",
+    "lane_kinds_kind_check": "a kind's name begins with a letter and has up to 128 letters, digits and any of _ . : -",
+    "lanes_poll_interval_ms_check": "poll_interval_ms is 10 to 3,600,000",
+    "lanes_lease_ttl_check": "lease_ttl is a second or more",
+    "lanes_stale_timeout_check": "stale_timeout is more than nothing",
+} | dict.fromkeys(
+    ("lanes_max_slots_check", "lanes_thread_slots", "lanes_async_slots"),
+    "a thread lane has 1 to 16 slots, an async lane 1 to 1,000",
+)
+"""What the constraints of a lane mean."""
+
+
+def refused(name: str, error: psycopg.IntegrityError) -> LaneError:
+    """What the database has against a lane, in words."""
+    message = RULES.get(error.diag.constraint_name or "", error.diag.message_primary or "refused")
+    return LaneError(f"lane {name!r} can't be so: {message}")
 
 
 def _lane(row: Row) -> Lane:
@@ -50,7 +71,10 @@ def declare_lane(lane: Lane) -> Op[None]:
 
 
 def edit_lane(name: str, changes: dict[str, Any]) -> Op[Lane | None]:
+    Lane(name, **{column: value for column, value in changes.items() if value is not None})  # refuses wrong types
     params = {column: changes.get(column) for column in COLUMNS} | {"name": name}
+    if params["kinds"] is not None:
+        params["kinds"] = list(params["kinds"])
     return Op(EDIT_LANE, params, lambda rows: _lane(rows[0]) if rows else None)
 
 

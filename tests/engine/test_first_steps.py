@@ -231,11 +231,15 @@ async def test_a_worker_that_has_nothing_to_serve_says_so(
     assert [said in text for text in warned] == [True]
 
 
-async def test_a_worker_that_has_something_to_serve_warns_of_nothing(
-    engine: Engine, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("kinds", "lanes"), [(("ingestion",), None), (("ingestion",), ("interactive",)), ((), ())], ids=repr
+)
+async def test_a_worker_that_serves_what_it_is_meant_to_warns_of_nothing(
+    engine: Engine, caplog: pytest.LogCaptureFixture, kinds: tuple[str, ...], lanes: tuple[str, ...] | None
 ) -> None:
-    engine.job("ingestion")(nothing)
-    async with working(engine, FOLLOWER):
+    for kind in kinds:
+        engine.job(kind)(nothing)
+    async with working(engine, replace(FOLLOWER, lanes=lanes)):
         pass
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 

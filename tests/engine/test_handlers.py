@@ -482,6 +482,22 @@ async def test_a_lost_lease_is_told_at_the_next_renewal_and_every_later_write_is
     assert client.show(made.id).state is JobState.SCHEDULED
 
 
+async def test_a_lease_that_nobody_has_taken_yet_is_told_lost_by_the_renewal_alone(
+    engine: Engine, client: Client, heard: Heard, site: Site, executor: Executor
+) -> None:
+    """A worker that adopts what was its own hears of it by that. Here it has no room to while its handler runs."""
+    place(engine, executor, "lose", idempotent=True, ttl=1, slots=1)
+    made = client.enqueue("lose", site.task())
+    async with working(engine, FOLLOWER):
+        await asyncio.to_thread(site.until_said, "began")
+        await seen(lambda: client.show(made.id).attempt == 1)
+        site.do("UPDATE kappa.jobs SET lease_owner = NULL, lease_token = NULL, lease_until = NULL")
+        await heard.until("lease_lost", job=made.id)
+        await asyncio.to_thread(site.until_said, "tried")
+    assert next(name for name, _ in heard.facts if name in ("lease_lost", "adopted")) == "lease_lost"
+    assert (site.said, site.written) == (["began", "tried"], [])
+
+
 async def test_an_attempt_that_lost_its_lease_does_not_disturb_the_next_one_in_the_same_worker(
     engine: Engine, client: Client, site: Site, executor: Executor
 ) -> None:

@@ -8,13 +8,15 @@ from datetime import datetime, timedelta
 
 import psycopg
 import pytest
+from psycopg import sql
 
 from kappa.engine import AsyncJobContext, Client, Engine, Executor, JobContext, JobState, Lane, WorkerConfig
 from kappa.engine.config import kept_threads
-from kappa.engine.maintenance.services import Reaper
+from kappa.engine.maintenance.services import Promoter, Reaper
 from kappa.engine.model import MAX_LANE_SLOTS
 from kappa.engine.signals import Signals
 from kappa.engine.testing import Heard, drain, maintain, working
+from tests.conftest import Server
 from tests.engine.site import HOUR_MS, Site, place, seen
 from tests.engine.work import LANE
 from tests.ground import PATIENCE, eventually
@@ -360,7 +362,7 @@ async def idle(engine: Engine, heard: Heard) -> AsyncIterator[Crowd]:
 
 @pytest.mark.usefixtures("idle")
 async def test_an_idle_lane_is_woken_by_an_enqueue(client: Client, heard: Heard) -> None:
-    for _ in range(3):
+    for _ in range(5):  # two could be found by the looks after it fell asleep
         made = client.enqueue("stay")
         await heard.until("settled", job=made.id)
 
@@ -388,7 +390,10 @@ async def test_an_idle_lane_is_woken_also_after_the_leader_tidied_up(
     await heard.until("settled", job=made.id)
 
 
-async def test_a_worker_that_leads_wakes_at_once_too(engine: Engine, client: Client, heard: Heard) -> None:
+async def test_a_worker_that_leads_wakes_at_once_too(
+    engine: Engine, client: Client, heard: Heard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Promoter, "every", 3600.0)  # only what is said of a due time can bring the promoter
     Crowd(engine, "stay").let_go()
     lane(engine, LANE, "stay", slots=1)
     async with working(engine):
@@ -397,6 +402,56 @@ async def test_a_worker_that_leads_wakes_at_once_too(engine: Engine, client: Cli
         for _ in range(3):
             made = client.enqueue("stay", delay=timedelta(milliseconds=1))
             await heard.until("settled", job=made.id)
+
+
+async def test_an_idle_lane_is_woken_by_an_approval(engine: Engine, client: Client, heard: Heard) -> None:
+    @engine.job("import", approval=True)
+    async def run_import(ctx: AsyncJobContext) -> None: ...
+
+    lane(engine, LANE, "import")
+    made = [client.enqueue("import").id for _ in range(5)]
+    async with working(engine, FOLLOWER):
+        await heard.until("asleep", lane=LANE)
+        # The looks that a lane has after it fell asleep find the first of them; only the wake-up finds the rest.
+        for job in made:
+            client.approve(job, by="ada")
+            await heard.until("settled", job=job)
+
+
+async def test_what_was_said_while_a_worker_could_not_listen_is_found_when_it_can(
+    engine: Engine, client: Client, heard: Heard, site: Site, server: Server
+) -> None:
+    """A job, a cancellation, a due time and an edit, none of which the poll would find within the hour."""
+    crowd = Crowd(engine, "stay")
+
+    @engine.job("stop")
+    async def stop(ctx: AsyncJobContext) -> None:
+        while not ctx.cancelled:
+            await asyncio.sleep(0.001)
+        ctx.raise_if_cancelled()
+
+    lane(engine, LANE, "stay", slots=1)
+    lane(engine, "second", "stop", ttl=3600)
+    name = sql.Identifier(site.rows("SELECT current_database()")[0])
+    cancelled = client.enqueue("stop")
+    async with working(engine):
+        await heard.until("leading")
+        await heard.until("asleep", lane=LANE)
+        await seen(lambda: client.show(cancelled.id).attempt == 1)
+        server.admin.execute(sql.SQL("ALTER DATABASE {} ALLOW_CONNECTIONS false").format(name))
+        try:
+            listening = "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND application_name = %s"
+            (pid,) = site.rows(listening, "kappa listen")
+            site.do("SELECT pg_terminate_backend(%s, 5000)", pid)
+            client.edit_lane(LANE, max_slots=2)
+            client.enqueue("stay")
+            client.enqueue("stay", delay=timedelta(milliseconds=1))
+            client.cancel(cancelled.id, "not needed")
+        finally:
+            server.admin.execute(sql.SQL("ALTER DATABASE {} ALLOW_CONNECTIONS true").format(name))
+        await crowd.until(2)
+        await heard.until("settled", job=cancelled.id, state=JobState.CANCELLED)
+        crowd.let_go()
 
 
 async def test_the_poll_alone_finds_what_nobody_was_told_of(engine: Engine, heard: Heard, site: Site) -> None:

@@ -178,6 +178,8 @@ class Worker:
     def _say_what_is_not_served(self) -> None:
         """A worker that idles for ever, for want of a word that was written otherwise elsewhere, is hard to tell from
         one that has nothing to do."""
+        if self.config.lanes == ():
+            return  # it is meant to lead and nothing else
         missing = sorted(set(self.config.lanes or ()) - self._lanes.keys())
         if not self._registry.kinds:
             log.warning("this worker has no handlers: it claims nothing")

@@ -157,6 +157,15 @@ async def test_a_run_says_what_its_job_says_at_every_commit_of_a_wild_life(
     gone(lambda: [pid for run in ended for n in (1, 2) for pid in at.processes(Identity(run.job_id, n))], "all of them")
 
 
+async def test_a_run_has_one_attempt_unless_more_are_asked_for(
+    toolbox: Tools, engine: Engine, async_client: AsyncClient
+) -> None:
+    await toolbox.register("ok", "1", argv=shell(OK))
+    asked = [await toolbox.run("ok"), await toolbox.run("ok", max_attempts=2)]
+    assert [(await async_client.show(run.job_id)).max_attempts for run in asked] == [1, 2]
+    assert engine.registry.get("tool_run").max_attempts == 1
+
+
 @pytest.mark.usefixtures("watched")
 async def test_a_run_stays_when_its_job_is_forgotten(
     engine: Engine, toolbox: Tools, connection: psycopg.Connection[Any]

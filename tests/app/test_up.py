@@ -4,6 +4,7 @@ import signal
 import socket
 from collections.abc import Callable
 from contextlib import suppress
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -179,6 +180,17 @@ def test_a_port_that_is_taken_is_said(url: str, home: Path) -> None:
     assert said.returncode == 1
     assert f"can't listen on 127.0.0.1:{port}" in said.stderr
     assert "Traceback" not in said.stderr
+
+
+def test_what_jobs_get_of_a_worker_follows_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    def given() -> tuple[int, timedelta]:
+        config = serve.worker_config(Settings(), serve.Options(), beside_api=True)
+        return config.job_threads, config.grace
+
+    assert given() == (32, timedelta(seconds=30))
+    monkeypatch.setenv("KAPPA_MAX_CONCURRENT_THREADS", "5")
+    monkeypatch.setenv("KAPPA_GRACE", "7")
+    assert given() == (5, timedelta(seconds=7))
 
 
 def test_a_port_that_nobody_asked_for_may_be_the_next_one() -> None:

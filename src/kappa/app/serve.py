@@ -306,6 +306,7 @@ def worker_config(settings: Settings, options: Options, *, beside_api: bool) -> 
         lead=options.maintenance,
         grace=timedelta(seconds=settings.grace),
         pool=Bounds(1, most, settings.pool_wait),
+        job_threads=settings.max_concurrent_threads,
         child_set_up=partial(logs.set_up, settings.log_format, settings.log_level),
     )
 

@@ -118,6 +118,9 @@ class Settings(BaseSettings):
     chunk_least: int = Field(default=800, ge=1, description="Words that it has at least")
     chunk_most: int = Field(default=1500, ge=1, description="Words that it has at most")
     chunk_overlap: int = Field(default=200, ge=0, description="Words that it repeats of the chunk before it")
+    max_concurrent_threads: int = Field(
+        default=32, ge=1, le=1000, description="Threads that all jobs of a worker may start beside those they run in"
+    )
     grace: float = Field(default=30, ge=0, description="Seconds that running jobs and requests get when a server stops")
     log_format: LogFormat = Field(
         default=LogFormat.TEXT, description="How the lines of the log on standard error look: `text` or `json`"

@@ -3,8 +3,10 @@
 import asyncio
 import multiprocessing
 import os
+import sys
 import threading
 from datetime import timedelta
+from types import ModuleType
 
 import pytest
 
@@ -415,6 +417,36 @@ async def test_the_traceback_of_an_exception_that_cannot_leave_its_process_is_ke
     done = await ended(engine, client, "outcome", "raise particular")
     assert done.error_summary == "the handler failed with Particular"
     assert "the answer is 42" in (done.error_detail or "")
+
+
+async def test_a_handler_that_can_not_go_to_another_process_fails_for_good_and_says_why(
+    engine: Engine, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that is inside another function has no name there; one whose module is only here can't be found."""
+
+    def inside(ctx: JobContext) -> None: ...
+
+    def elsewhere(ctx: JobContext) -> None: ...
+
+    module = ModuleType("only_here")
+    elsewhere.__module__, elsewhere.__qualname__ = module.__name__, "elsewhere"
+    monkeypatch.setattr(module, "elsewhere", elsewhere, raising=False)
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    place(engine, Executor.PROCESS, "where", slots=1)
+    engine.job("inside", idempotent=True)(inside)
+    engine.job("elsewhere", idempotent=True)(elsewhere)
+    client.edit_lane(LANE, kinds=("where", "inside", "elsewhere"))
+    first = client.enqueue("where")
+    failing = [client.enqueue(kind).id for kind in ("inside", "elsewhere")]
+    last = client.enqueue("where")
+    await drain(engine, FOLLOWER)
+    for job in failing:
+        done = client.show(job)
+        assert (done.state, done.attempt) == (JobState.FAILED, 1)
+        assert "another process" in (done.error_summary or "")
+        assert done.kind in (done.error_detail or "") or "only_here" in (done.error_detail or "")
+    # The process that could not do it is none the worse.
+    assert client.show(first.id).result[0] == client.show(last.id).result[0]
 
 
 async def test_a_child_process_that_dies_fails_its_job_and_the_next_one_gets_another(

@@ -419,9 +419,13 @@ async def test_an_idle_lane_is_woken_by_an_approval(engine: Engine, client: Clie
 
 
 async def test_what_was_said_while_a_worker_could_not_listen_is_found_when_it_can(
-    engine: Engine, client: Client, heard: Heard, site: Site, server: Server
+    engine: Engine, client: Client, heard: Heard, site: Site, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A job, a cancellation, a due time and an edit, none of which the poll would find within the hour."""
+    """A job, a cancellation, a due time and an edit, none of which the poll or the promoter would find within the hour.
+
+    Nor is the lane among the sleepers any more, as after a crash of the server: it has to say again that it sleeps.
+    """
+    monkeypatch.setattr(Promoter, "every", 3600.0)
     crowd = Crowd(engine, "stay")
 
     @engine.job("stop")
@@ -430,7 +434,7 @@ async def test_what_was_said_while_a_worker_could_not_listen_is_found_when_it_ca
             await asyncio.sleep(0.001)
         ctx.raise_if_cancelled()
 
-    lane(engine, LANE, "stay", slots=1)
+    lane(engine, LANE, "stay", slots=1, ttl=3600)
     lane(engine, "second", "stop", ttl=3600)
     name = sql.Identifier(site.rows("SELECT current_database()")[0])
     cancelled = client.enqueue("stop")
@@ -443,6 +447,7 @@ async def test_what_was_said_while_a_worker_could_not_listen_is_found_when_it_ca
             listening = "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND application_name = %s"
             (pid,) = site.rows(listening, "kappa listen")
             site.do("SELECT pg_terminate_backend(%s, 5000)", pid)
+            site.do("DELETE FROM kappa.sleepers")
             client.edit_lane(LANE, max_slots=2)
             client.enqueue("stay")
             client.enqueue("stay", delay=timedelta(milliseconds=1))
@@ -452,6 +457,7 @@ async def test_what_was_said_while_a_worker_could_not_listen_is_found_when_it_ca
         await crowd.until(2)
         await heard.until("settled", job=cancelled.id, state=JobState.CANCELLED)
         crowd.let_go()
+        await seen(lambda: LANE in site.rows("SELECT lane FROM kappa.sleepers"), what="a lane that sleeps again")
 
 
 async def test_the_poll_alone_finds_what_nobody_was_told_of(engine: Engine, heard: Heard, site: Site) -> None:

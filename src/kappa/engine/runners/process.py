@@ -166,7 +166,10 @@ class Children:
             facts |= {"url": self._url, "job_threads": self._job_threads}
             handler = running.handler
             payload = handler.load_payload(running.claimed.payload) if handler.takes_payload else None
-            pipe.send((handler.function, handler.takes_payload, payload, facts))
+            try:
+                pipe.send((handler.function, handler.takes_payload, payload, facts))
+            except (pickle.PicklingError, AttributeError, TypeError) as error:
+                raise _not_there(running) from error
             return self._converse(pipe, context, running)
         except (EOFError, OSError) as error:
             process.kill()
@@ -225,11 +228,23 @@ class Children:
                     pipe.send(_answer(context, name, args, named))
                 case ("returned", value):
                     return value
+                case ("not there", trace):
+                    error = _not_there(running)
+                    error.add_note(trace)
+                    raise error
                 case ("raised", error, trace):
                     error.add_note(trace)
                     raise error
                 case other:
                     raise EngineError(f"a child said {other!r}")
+
+
+def _not_there(running: Running) -> JobFailed:
+    return JobFailed(
+        f"the handler of {running.handler.kind!r}, or its payload, can't be found in another process: in a process "
+        "lane it is a function of a module, not one inside another function",
+        retry=False,
+    )
 
 
 def _answer(context: JobContext, name: str, args: tuple[Any, ...], named: dict[str, Any]) -> tuple[bool, Any]:
@@ -253,6 +268,9 @@ def serve(pipe: Pipe, set_up: Callable[[], object] | None = None) -> None:
             function, takes_payload, payload, facts = pipe.recv()
         except EOFError:
             return
+        except Exception:  # a name that its module hasn't got, or a module whose import raises whatever it likes
+            pipe.send(("not there", traceback.format_exc()))
+            continue
         context = ChildContext(pipe, facts)
         current.set(context)
         try:

@@ -179,6 +179,20 @@ def test_many_arrive_in_order(client: Client, connection: Connection, count: int
     assert [n for (n,) in rows] == list(range(count))
 
 
+def test_thousands_go_by_copy_and_a_few_in_a_statement(client: Client, connection: Connection) -> None:
+    connection.execute(
+        """CREATE TABLE statements (text text);
+           CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS
+               $$ BEGIN INSERT INTO statements VALUES (current_query()); RETURN NULL; END $$;
+           CREATE TRIGGER note AFTER INSERT ON kappa.jobs FOR EACH STATEMENT EXECUTE FUNCTION note()"""
+    )
+    for count in (3, 10_000):
+        client.enqueue_many("ingestion", range(count))
+    (few,), (thousands,) = connection.execute("SELECT text FROM statements").fetchall()
+    assert "COPY" not in few
+    assert thousands.startswith("COPY kappa.jobs")
+
+
 def test_a_few_large_payloads_are_many(client: Client) -> None:
     assert client.enqueue_many("ingestion", ["x" * 3_000_000, "y" * 3_000_000]) == 2
     assert [job.payload[0] for job in client.list_jobs()] == ["y", "x"]

@@ -30,7 +30,7 @@ from kappa.engine import (
 from kappa.engine.testing import drain, working
 from kappa.pg import PgError
 from kappa.pg.errors import SchemaTooOld
-from tests.engine.hands import later
+from tests.engine.hands import later, put
 
 FOLLOWER = WorkerConfig(lead=False, grace=timedelta(seconds=5))
 AGES = timedelta(days=3_000_000)
@@ -281,6 +281,14 @@ def test_a_delay_of_years_and_a_long_key_are_fine(client: Client, connection: Se
     due = client.show(made.id).run_at
     assert due is not None
     assert due > later(connection, days=35_999)
+
+
+@pytest.mark.parametrize("who", ["", None, True, "nul \0"], ids=repr)
+def test_an_approval_says_who_gave_it(client: Client, connection: Session, who: Any) -> None:
+    job = put(connection, approval=True)
+    with pytest.raises(EngineError, match=r"who|by"):
+        client.approve(job, by=who)
+    assert client.show(job).state is JobState.AWAITING_APPROVAL
 
 
 def test_states_may_be_given_by_their_names(client: Client) -> None:

@@ -164,6 +164,9 @@ class AsyncClient:
 
     async def approve(self, job_id: int, by: str, *, connection: AsyncConnection[Row] | None = None) -> None:
         """Let a job that awaits approval be queued."""
+        if by == "":
+            raise EngineError("an approval says who gave it: `by` is empty")
+        orders.check_text("by", by)
         async with self._session(connection) as session:
             if not await run_async(session, jobs.approve(job_id, by)):
                 await self._refuse(session, job_id, "queued by an approval")

@@ -160,6 +160,9 @@ class Client:
 
     def approve(self, job_id: int, by: str, *, connection: Connection[Row] | None = None) -> None:
         """Let a job that awaits approval be queued."""
+        if by == "":
+            raise EngineError("an approval says who gave it: `by` is empty")
+        orders.check_text("by", by)
         with self._session(connection) as session:
             if not run(session, jobs.approve(job_id, by)):
                 self._refuse(session, job_id, "queued by an approval")

@@ -34,7 +34,7 @@ def order(
     check_priority(priority)
     for name, text in (("dedup_key", dedup_key), ("auto_approve", auto_approve), ("submitted_by", submitted_by)):
         if text is not None:
-            _check_text(name, text)
+            check_text(name, text)
     if max_attempts is not None and max_attempts not in ATTEMPTS:
         raise BadPayload(f"max_attempts is a whole number from 1 to 32767, not {max_attempts!r}")
     _check_timeout(timeout)
@@ -68,7 +68,7 @@ def order_of_many(
         raise EngineError(f"kind {kind!r} asks for approval: enqueue its jobs one by one")
     check_priority(priority)
     if submitted_by is not None:
-        _check_text("submitted_by", submitted_by)
+        check_text("submitted_by", submitted_by)
     _check_time(at)
     _check_timeout(timeout)
     return NewJob(
@@ -108,7 +108,7 @@ def in_no_lane(kind: str) -> UnknownKind:
     return UnknownKind(f"kind {kind!r} is in no lane: add it to one before you enqueue it")
 
 
-def _check_text(name: str, text: object) -> None:
+def check_text(name: str, text: object) -> None:
     """What PostgreSQL can keep as text, and an index in a row of it."""
     try:
         size = len(text.encode()) if isinstance(text, str) and "\0" not in text else LONGEST_TEXT + 1

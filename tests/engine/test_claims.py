@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 from kappa.engine import Client, Engine, EngineError, Executor, JobContext, JobState, Lane, LaneError, UnknownKind
-from kappa.engine.store import jobs, lanes
+from kappa.engine.store import jobs, lanes, maintenance
 from kappa.engine.store.jobs import PutBack
 from kappa.engine.testing import Heard, maintain, working
 from kappa.pg.ops import run
@@ -21,6 +21,7 @@ from tests.engine.hands import (
     orphan,
     outcome,
     put,
+    reap,
     rival,
     rival_with,
     row,
@@ -551,6 +552,33 @@ def test_a_lane_that_falls_asleep_before_the_caller_commits_is_told(
         caller.commit()
         connection.execute("SELECT pg_notify('kappa_wake', 'the end')")
         assert heard_by(ear) == "interactive"
+
+
+@pytest.mark.parametrize("how", ["approve", "release", "put back", "reap", "promote", "wait for children"])
+def test_whatever_leaves_something_to_claim_tells_its_lane_once(
+    url: str, client: Client, connection: Connection, how: str
+) -> None:
+    unapproved = put(connection, approval=True)
+    for _ in range(2):
+        put(connection, delay=timedelta(hours=1))
+    held = [(job.id, job.token) for job in (start(connection, max_attempts=3), start(connection, max_attempts=3))]
+    with listening(url, "kappa_wake") as ear:
+        match how:
+            case "approve":
+                client.approve(unapproved, by="ada")
+            case "release":
+                run(connection, jobs.release(held))
+            case "put back":
+                run(connection, jobs.put_back([PutBack(*lease, started=False) for lease in held]))
+            case "reap":
+                assert reap(connection) == 2
+            case "promote":
+                assert run(connection, maintenance.promote(later(connection, hours=2))) == 2
+            case _:
+                run(connection, jobs.begin_waiting(*held[0]))
+        connection.execute("SELECT pg_notify('kappa_wake', 'the end')")
+        heard = [said.payload for said in ear.notifies(timeout=10, stop_after=2)]
+    assert heard == ["interactive", "the end"]
 
 
 def test_the_time_of_a_claim_is_the_databases(connection: Connection) -> None:

@@ -185,6 +185,7 @@ WRONG_LANES = [
     (Lane("mail", ("welcome",), poll_interval_ms=1), "poll_interval_ms is 10 to 3,600,000"),
     (Lane("mail", ("welcome",), lease_ttl=timedelta(milliseconds=1)), "lease_ttl is a second or more"),
     (Lane("mail", ("welcome",), stale_timeout=timedelta(0)), "stale_timeout"),
+    (Lane("mail", ("welcome",), lease_ttl=AGES), "lease_ttl is 36525 days at most"),
 ]
 
 
@@ -202,13 +203,20 @@ def test_a_lane_that_can_not_be_is_refused_in_words_by_install_as_by_the_client(
 
 
 @pytest.mark.parametrize(
-    "change", [{"kinds": "tool_run"}, {"max_slots": "many"}, {"lease_ttl": 60}, {"executor": "steam"}], ids=repr
+    "change",
+    [{"kinds": "tool_run"}, {"max_slots": "many"}, {"lease_ttl": 60}, {"lease_ttl": AGES}, {"executor": "steam"}],
+    ids=repr,
 )
 def test_an_edit_of_the_wrong_type_is_refused_in_words(client: Client, change: dict[str, Any]) -> None:
     before = client.lanes()
     with pytest.raises(LaneError, match=f"'tools'.*{next(iter(change))}"):
         client.edit_lane("tools", **change)
     assert client.lanes() == before
+
+
+def test_a_lane_that_was_written_by_other_means_is_still_read(client: Client, connection: Session) -> None:
+    connection.execute("UPDATE kappa.lanes SET stale_timeout = '8000 years' WHERE name = 'tools'")
+    assert len(client.lanes()) == 4
 
 
 @pytest.mark.parametrize(

@@ -94,7 +94,9 @@ class Lane:
             if not isinstance(number, int) or isinstance(number, bool):
                 raise LaneError(f"lane {self.name!r}: {column} is a whole number, not {number!r}")
         for column in ("lease_ttl", "stale_timeout"):
-            checked_interval(f"lane {self.name!r}: {column}", getattr(self, column), LaneError)
+            span: object = getattr(self, column)
+            if not isinstance(span, timedelta):
+                raise LaneError(f"lane {self.name!r}: {column} is a timedelta, not {span!r}")
         if self.enabled not in (True, False):
             raise LaneError(f"lane {self.name!r}: enabled is True or False, not {self.enabled!r}")
 

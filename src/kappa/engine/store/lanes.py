@@ -6,7 +6,7 @@ from typing import Any
 import psycopg
 
 from kappa.engine.errors import LaneError
-from kappa.engine.model import Executor, Lane, WorkerSeen
+from kappa.engine.model import Executor, Lane, WorkerSeen, checked_interval
 from kappa.pg import queries
 from kappa.pg.ops import Op, nothing
 from kappa.pg.queries import Row
@@ -65,17 +65,24 @@ def look(names: Sequence[str]) -> Op[list[tuple[Lane, bool]]]:
 
 def declare_lane(lane: Lane) -> Op[None]:
     """Make the lane if there is none; one that exists only learns the kinds that it lacks."""
+    _check_spans(lane)
     params = {column: getattr(lane, column) for column in COLUMNS}
     params |= {"name": lane.name, "kinds": list(lane.kinds), "executor": lane.executor.value}
     return Op(DECLARE_LANE, params, nothing)
 
 
 def edit_lane(name: str, changes: dict[str, Any]) -> Op[Lane | None]:
-    Lane(name, **{column: value for column, value in changes.items() if value is not None})  # refuses wrong types
+    _check_spans(Lane(name, **{column: value for column, value in changes.items() if value is not None}))
     params = {column: changes.get(column) for column in COLUMNS} | {"name": name}
     if params["kinds"] is not None:
         params["kinds"] = list(params["kinds"])
     return Op(EDIT_LANE, params, lambda rows: _lane(rows[0]) if rows else None)
+
+
+def _check_spans(lane: Lane) -> None:
+    """Not where a lane is read: one that was written by other means must not keep anybody from reading the rest."""
+    for column in ("lease_ttl", "stale_timeout"):
+        checked_interval(f"lane {lane.name!r}: {column}", getattr(lane, column), LaneError)
 
 
 def check_kinds() -> Op[None]:

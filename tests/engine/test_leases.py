@@ -454,6 +454,16 @@ def test_backoff_has_an_answer_after_any_number_of_failures(attempts: int) -> No
     assert attempt.backoff(attempts) > 40
 
 
+@pytest.mark.parametrize("attempts", [0, 1, 2, 6, 7, 8, 100, 32767])
+def test_the_databases_backoff_which_the_fleet_has_is_the_same(connection: Connection, attempts: int) -> None:
+    """Also at the cap: many that failed for the same reason don't all come back in the same second."""
+    statement = "SELECT kappa.backoff(%s) FROM generate_series(1, 2000)"
+    theirs = [wait for (wait,) in connection.execute(statement, [attempts])]
+    seconds = min(60, 2 ** max(0, attempts - 1))
+    assert 0.8 * seconds <= min(theirs) < 0.85 * seconds
+    assert min(60, 1.15 * seconds) <= max(theirs) <= min(60, 1.2 * seconds)
+
+
 # Lost attempts
 
 

@@ -3,8 +3,8 @@
     python examples/hello.py            # uses an embedded PostgreSQL in ./.kappa-example
     python examples/hello.py Ada Grace
 
-Prints what became of the job of each name, in the order of the names, and ends. Run it again: the second run is quicker,
-since the database is there already.
+Prints what became of the job of each name, in the order of the names, and ends. Run it again: the second run is
+quicker, since the database is there already.
 """
 
 import asyncio

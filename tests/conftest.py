@@ -26,8 +26,20 @@ TEMPLATE = "kappa_template"
 # Durability against a power cut is not under test; against a killed server it is, and that holds without fsync.
 QUICK = {"fsync": "off", "max_connections": "200", "autovacuum_naptime": "5s"}
 
-ROOM = 4 << 30
-"""Bytes: the fullest database that a test makes, several times over."""
+ROOM = 2 << 30
+"""Bytes for each process of a run: the fullest database that a test makes, several times over."""
+
+FIRST = (
+    "app/test_ingestion_kills.py",
+    "chaos/test_chaos.py",
+    "app/test_cli_knowing.py",
+    "app/test_server_kills.py",
+    "engine/fleet/test_agent_end_to_end.py",
+    "engine/tools/test_hostile.py",
+    "engine/tools/test_conformance.py",
+    "engine/test_handlers.py",
+)
+"""The files that take longest. They begin first, so that at the end nobody waits for the process that has one."""
 
 _numbers = itertools.count(1)
 
@@ -185,7 +197,8 @@ def _quick_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]
     """In memory where there is room. A database is a thousand files, and on a disk making them costs more than most
     tests do."""
     memory = Path("/dev/shm")
-    if not os.access(memory, os.W_OK) or shutil.disk_usage(memory).free < ROOM:
+    processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    if not os.access(memory, os.W_OK) or shutil.disk_usage(memory).free < ROOM * processes:
         yield tmp_path_factory.mktemp("kappa")
         return
     with tempfile.TemporaryDirectory(prefix="kappa-tests-", dir=memory, ignore_cleanup_errors=True) as made:
@@ -231,6 +244,12 @@ def connection(url: str) -> Iterator[psycopg.Connection[tuple[object, ...]]]:
 def home(tmp_path: Path) -> Path:
     """A Kappa home that doesn't exist yet."""
     return tmp_path / "home"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    ranks = {(here / name).resolve(strict=True): rank for rank, name in enumerate(FIRST)}
+    items.sort(key=lambda item: ranks.get(item.path, len(ranks)))
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

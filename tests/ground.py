@@ -15,7 +15,7 @@ import pytest
 
 T = TypeVar("T")
 
-PATIENCE = 30.0
+PATIENCE = 60.0
 REQUIRE_ALL = "KAPPA_TEST_REQUIRE_ALL"
 
 missing_parts: Counter[str] = Counter()

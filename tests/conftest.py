@@ -1,9 +1,7 @@
 """One embedded server for the whole run, and a fresh database, cloned from a migrated template, for each test."""
 
 import itertools
-import os
 import queue
-import shutil
 import signal
 import tempfile
 import threading
@@ -25,9 +23,6 @@ TEMPLATE = "kappa_template"
 
 # Durability against a power cut is not under test; against a killed server it is, and that holds without fsync.
 QUICK = {"fsync": "off", "max_connections": "200", "autovacuum_naptime": "5s"}
-
-ROOM = 2 << 30
-"""Bytes for each process of a run: the fullest database that a test makes, several times over."""
 
 FIRST = (
     "app/test_ingestion_kills.py",
@@ -175,7 +170,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 @contextmanager
 def started(tmp_path_factory: pytest.TempPathFactory, settings: Mapping[str, str] | None = None) -> Iterator[Server]:
     """A server of its own, for as long as the block lasts."""
-    with _quick_directory(tmp_path_factory) as home:
+    with quick_directory(tmp_path_factory) as home:
         embedded = EmbeddedServer(home, settings={**QUICK, **(settings or {})}, say=print)
         with embedded.hold("the tests"):
             _cheapen_passwords(embedded)
@@ -193,13 +188,10 @@ def _cheapen_passwords(embedded: EmbeddedServer) -> None:
 
 
 @contextmanager
-def _quick_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """In memory where there is room. A database is a thousand files, and on a disk making them costs more than most
-    tests do."""
-    memory = Path("/dev/shm")
-    processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-    if not os.access(memory, os.W_OK) or shutil.disk_usage(memory).free < ROOM * processes:
-        yield tmp_path_factory.mktemp("kappa")
+def quick_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """In memory where there is room."""
+    if (memory := ground.memory()) is None:
+        yield tmp_path_factory.mktemp("kappa") / "home"
         return
     with tempfile.TemporaryDirectory(prefix="kappa-tests-", dir=memory, ignore_cleanup_errors=True) as made:
         yield Path(made) / "home"

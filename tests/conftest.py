@@ -25,14 +25,16 @@ TEMPLATE = "kappa_template"
 QUICK = {"fsync": "off", "max_connections": "200", "autovacuum_naptime": "5s"}
 
 FIRST = (
-    "app/test_ingestion_kills.py",
+    "engine/fleet/test_agent_end_to_end.py",
     "chaos/test_chaos.py",
     "app/test_cli_knowing.py",
+    "app/test_api_random_bodies.py",
+    "app/test_ingestion_kills.py",
     "app/test_server_kills.py",
-    "engine/fleet/test_agent_end_to_end.py",
+    "engine/test_handlers.py",
     "engine/tools/test_hostile.py",
     "engine/tools/test_conformance.py",
-    "engine/test_handlers.py",
+    "app/test_kinds.py",
 )
 """The files that take longest. They begin first, so that at the end nobody waits for the process that has one."""
 

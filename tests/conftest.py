@@ -1,5 +1,6 @@
 """One embedded server for the whole run, and a fresh database, cloned from a migrated template, for each test."""
 
+import gc
 import itertools
 import queue
 import signal
@@ -244,6 +245,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = Path(__file__).parent
     ranks = {(here / name).resolve(strict=True): rank for rank, name in enumerate(FIRST)}
     items.sort(key=lambda item: ranks.get(item.path, len(ranks)))
+
+
+def pytest_collection_finish() -> None:
+    # Modules and tests stay to the end: without them the collector has a tenth of the whole work less to do.
+    gc.freeze()
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

@@ -5,6 +5,11 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 LOCK := requirements/dev.lock
 
+# Where this is set, every process that a test starts compiles all of Kappa anew, and pytest all tests.
+export PYTHONDONTWRITEBYTECODE :=
+# More than there are cores: many tests wait for processes, time-outs and disks.
+WORKERS ?= 4
+
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test check docs bench chaos generate format lock lock-bench test-packages clean
 
@@ -29,7 +34,7 @@ demo: $(READY) ## read twelve pages into a graph, ask it three questions, stop; 
 	@$(BIN)/kg demo $(if $(KEEP),--keep)
 
 test: check ## every check and every test
-	$(BIN)/pytest --numprocesses=2 --dist=loadfile $(ARGS)
+	$(BIN)/pytest --numprocesses=$(WORKERS) --dist=loadfile --no-loadscope-reorder $(ARGS)
 
 check: $(READY) ## lint, format, types, import contracts, documentation
 	$(BIN)/ruff check

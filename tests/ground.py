@@ -15,10 +15,22 @@ import pytest
 
 T = TypeVar("T")
 
-PATIENCE = 30.0
+PATIENCE = 60.0
 REQUIRE_ALL = "KAPPA_TEST_REQUIRE_ALL"
 
+ROOM = 2 << 30
+"""Bytes for each process of a run: the fullest database that a test makes, several times over."""
+
 missing_parts: Counter[str] = Counter()
+
+
+def memory() -> Path | None:
+    """Where files are kept in memory, if there is room. A server is a thousand files, and on a disk making them costs
+    more than most tests do; a killed process loses no more of them here than there."""
+    place = Path("/dev/shm")
+    processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    enough = os.access(place, os.W_OK) and shutil.disk_usage(place).free >= ROOM * processes
+    return place if enough else None
 
 
 def eventually(look: Callable[[], T], *, within: float = PATIENCE, what: str = "") -> T:

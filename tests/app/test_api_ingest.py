@@ -64,7 +64,7 @@ async def test_a_caller_who_goes_away_in_the_middle_leaves_nothing(
 
 async def test_an_upload_larger_than_any_other_body_is_read_and_answered(site: Site) -> None:
     client = await site.client("contributor")
-    text = b"Otters eat fish.\n\n" * 100_000
+    text = b"Otters eat fish.\n\n" * 60_000
     assert len(text) > site.services.settings.max_body
     answer = await client.post(UPLOADS, params={"name": "otters.md"}, content=text)
     assert answer.status_code == 201, answer.text
@@ -72,8 +72,8 @@ async def test_an_upload_larger_than_any_other_body_is_read_and_answered(site: S
     assert (said["name"], said["size"], said["media_type"]) == ("otters.md", len(text), "text/markdown")
     assert said["sha256"] == hashlib.sha256(text).hexdigest()
     assert said["estimate"]["documents"] == 1
-    assert said["estimate"]["words"] >= 300_000  # chunks overlap
-    assert said["estimate"]["chunks"] >= 200
+    assert said["estimate"]["words"] >= 180_000  # chunks overlap
+    assert said["estimate"]["chunks"] >= 120
     assert float(said["estimate"]["price"]) == 0
     assert spool(site) == []
     again = await client.post(UPLOADS, params={"name": "otters.md"}, content=text)

@@ -15,6 +15,10 @@ from tests.app.conftest import Site
 from tests.app.remote import Remote, Request
 from tests.ground import eventually
 
+BLOCKED = (
+    "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND cardinality(pg_blocking_pids(pid)) > 0"
+)
+
 Connection = psycopg.Connection[tuple[Any, ...]]
 
 LOG_LIMIT = 200_000
@@ -223,8 +227,7 @@ async def test_a_repeat_that_meets_the_first_in_the_middle_hears_the_same(
         other.execute("SELECT FROM kappa.jobs WHERE id = %s FOR UPDATE", [given["task"]])
         first = remote.says("complete_task", **held, result=result)
         again = remote.says("complete_task", **held, result=result)
-        blocked = "SELECT pid FROM pg_stat_activity WHERE cardinality(pg_blocking_pids(pid)) > 0"
-        await asyncio.to_thread(eventually, lambda: connection.execute(blocked.encode()).fetchall())
+        await asyncio.to_thread(eventually, lambda: connection.execute(BLOCKED.encode()).fetchall())
         other.rollback()
     answers = [(await one.answer()).json() for one in (first, again)]
     assert answers == [{"state": "succeeded"}] * 2
@@ -241,8 +244,7 @@ async def test_crowds_that_complete_runs_keep_no_beat_waiting(
             remote.says("complete_task", task=one["task"], token=one["token"], result={"outputs": {}}) for one in runs
         ]
         pool = site.services.fleet.fleet.pool
-        blocked = "SELECT pid FROM pg_stat_activity WHERE cardinality(pg_blocking_pids(pid)) > 0"
-        await asyncio.to_thread(eventually, lambda: connection.execute(blocked.encode()).fetchall())
+        await asyncio.to_thread(eventually, lambda: connection.execute(BLOCKED.encode()).fetchall())
         assert (await remote.call("beat", tasks=[{"task": 1, "token": 1}])).status == 200
         assert pool.use().waiting == 0
         assert all(one.under_way for one in under_way)

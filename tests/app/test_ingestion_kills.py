@@ -190,7 +190,7 @@ async def disturbed(spot: Bed, job: int, kills: int, seed: int, strike: Callable
     return struck
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(400)
 async def test_fifty_kills_leave_no_trace(tmp_path_factory: pytest.TempPathFactory, home: Path) -> None:
     """Forty of the worker, ten of PostgreSQL with every process it has."""
     text = story(1, 600)
@@ -215,7 +215,7 @@ async def test_fifty_kills_leave_no_trace(tmp_path_factory: pytest.TempPathFacto
         server.admin = psycopg.connect(server.embedded.url(database="postgres"), autocommit=True)
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(400)
 async def test_the_local_models_give_the_same_after_kills(server: Server, template: str, home: Path) -> None:
     text = "\n\n".join(
         f"A lease token of group {number} prevents stale writes. Each worker renews its lease every {number + 2} "

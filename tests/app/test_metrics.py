@@ -7,7 +7,7 @@ import re
 import signal
 import subprocess
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -557,16 +557,20 @@ async def test_they_are_answered_while_the_server_drains(site: Site, operator: h
 
 
 @pytest.fixture
-def away(url: str, server: Server) -> Callable[[], None]:
+def away(url: str, server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
     """Makes the database refuse everybody."""
     name = url.rsplit("/", 1)[1]
+    allow = psycopg.sql.SQL("ALTER DATABASE {} ALLOW_CONNECTIONS {}")
 
     def refuse() -> None:
-        refusal = psycopg.sql.SQL("ALTER DATABASE {} ALLOW_CONNECTIONS false").format(psycopg.sql.Identifier(name))
-        server.admin.execute(refusal)
+        server.admin.execute(allow.format(psycopg.sql.Identifier(name), False))
         server.admin.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", [name])
+        # Nobody will answer, however long a page waits.
+        monkeypatch.setattr(scraping, "DATABASE_WITHIN", 0.2)
 
-    return refuse
+    yield refuse
+    # Else the pools of the site would wait for their connections before they close.
+    server.admin.execute(allow.format(psycopg.sql.Identifier(name), True))
 
 
 async def test_without_the_database_the_page_says_what_the_process_knows(
@@ -583,17 +587,19 @@ async def test_without_the_database_the_page_says_what_the_process_knows(
 
 
 async def test_without_the_database_only_a_token_that_was_good_lately_is(
-    site: Site, operator: httpx2.AsyncClient, away: Callable[[], None]
+    url: str, home: Path, away: Callable[[], None]
 ) -> None:
-    revoked, never = await site.client("admin"), await site.client(token="kappa_" + "A" * 43)
-    assert (await operator.get("/metrics")).status_code == 200
-    assert (await revoked.get("/metrics")).status_code == 403
-    away()
-    assert (await operator.get("/metrics")).status_code == 200
-    assert (await operator.get("/jobs")).status_code == 503
-    for client in (revoked, never):
-        refused = await client.get("/metrics")
-        assert (refused.status_code, refused.json()["code"]) == (503, "database_unavailable")
+    async with served(url, Settings(home=home, pool_wait=3)) as site:
+        operator = await site.client("platform_admin")
+        revoked, never = await site.client("admin"), await site.client(token="kappa_" + "A" * 43)
+        assert (await operator.get("/metrics")).status_code == 200
+        assert (await revoked.get("/metrics")).status_code == 403
+        away()
+        assert (await operator.get("/metrics")).status_code == 200
+        assert (await operator.get("/jobs")).status_code == 503
+        for client in (revoked, never):
+            refused = await client.get("/metrics")
+            assert (refused.status_code, refused.json()["code"]) == (503, "database_unavailable")
 
 
 async def test_a_token_that_is_refused_is_forgotten(

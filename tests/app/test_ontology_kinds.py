@@ -182,7 +182,8 @@ def test_no_ingestion_is_claimed_between_the_look_and_the_commit(
         rival = threading.Thread(target=claim)
         rival.start()
         while connection.execute(
-            "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
+            "SELECT count(*) FROM pg_locks JOIN pg_database AS d ON d.oid = database "
+            "WHERE datname = current_database() AND locktype = 'advisory' AND NOT granted"
         ).fetchone() == (0,):
             assert not claimed
         assert claimed == []

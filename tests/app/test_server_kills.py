@@ -188,7 +188,7 @@ async def killed_anywhere(at: House) -> None:
     await at.again()
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(400)
 async def test_a_server_that_is_killed_again_and_again_leaves_no_trace(
     server: Server, template: str, home: Path
 ) -> None:

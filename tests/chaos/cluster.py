@@ -28,7 +28,7 @@ from tests.chaos.artifacts import Disk
 from tests.chaos.proxy import LOOPBACK, Proxy
 from tests.chaos.record import CLIENT
 from tests.chaos.worker import CLOCK
-from tests.ground import eventually
+from tests.ground import eventually, memory
 
 ROOT = Path(__file__).parents[2]
 FAKETIME = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1")
@@ -93,7 +93,7 @@ class Cluster:
     def __init__(
         self, *, lease: float = 2.0, slots: dict[str, int] | None = None, env: dict[str, str] | None = None
     ) -> None:
-        self.home = Path(tempfile.mkdtemp(prefix="kappa-chaos-"))
+        self.home = Path(tempfile.mkdtemp(prefix="kappa-chaos-", dir=memory()))
         self.lease = lease
         self.slots = slots or handlers.SLOTS
         self.env = env or {}

@@ -19,7 +19,8 @@ from tests.engine.site import HOUR_MS, Site, seen
 from tests.engine.work import LANE
 
 FOLLOWER = WorkerConfig(lead=False, grace=timedelta(seconds=5), start_mark_after=timedelta(hours=1))
-WAITING_FOR_LANE = "SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
+WAITING_FOR_LANE = """SELECT pid FROM pg_locks JOIN pg_database AS d ON d.oid = database
+ WHERE datname = current_database() AND locktype = 'advisory' AND NOT granted"""
 
 
 def lane(engine: Engine, *kinds: str, slots: int) -> None:
@@ -160,7 +161,7 @@ async def test_what_is_done_while_the_next_claim_fails_is_settled_once(
         gate.set()
         # The first job is done; its settlement is under way together with the claim of the second.
         await seen(lambda: site.rows(WAITING_FOR_LANE), what="an exchange that waits for the lane")
-        site.do("SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted")
+        site.do(f"SELECT pg_terminate_backend(pid) FROM ({WAITING_FOR_LANE})")
         await seen(lambda: client.show(made[0]).state is JobState.SUCCEEDED, what="the settlement by itself")
         site.do("SELECT pg_advisory_unlock(1262568289, hashtext(%s))", LANE)
         await heard.until("settled", 3)

@@ -64,9 +64,9 @@ async def test_handlers_of_both_sorts_and_the_worker_share_the_pools_connections
             client.enqueue(kind)
     async with working(engine, replace(FOLLOWER, pool=Bounds(1, 8, wait=30))):
         await heard.until("claimed", count=16)
-        held = (
-            "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND classid = %s AND objid = 1 AND NOT granted"
-        )
+        held = """SELECT count(*) FROM pg_locks JOIN pg_database AS d ON d.oid = database
+                   WHERE datname = current_database()
+                     AND locktype = 'advisory' AND classid = %s AND objid = 1 AND NOT granted"""
         await seen(lambda: site.rows(held, work.GATES) == [4])  # half of eight are the handlers'
         ours = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND application_name LIKE %s"
         assert site.rows(ours, "kappa queue%")[0] - client.pool_use().size <= 8

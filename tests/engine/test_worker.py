@@ -637,7 +637,7 @@ async def test_a_claim_that_is_under_way_when_the_worker_is_told_to_stop_leaves_
         await heard.until("asleep", lane=LANE)
         site.do("SELECT pg_advisory_lock(1262568289, hashtext(%s))", LANE)
         made = client.enqueue("stay")
-        waiting = "SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
+        waiting = "SELECT 1 FROM pg_stat_activity WHERE wait_event = 'advisory' AND datname = current_database()"
         await seen(lambda: site.rows(waiting), what="a claim that waits for the lane")
         # From here to the stop the loop stands still: the claim is written and its answer not yet read.
         site.do("SELECT pg_advisory_unlock(1262568289, hashtext(%s))", LANE)

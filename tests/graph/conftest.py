@@ -28,7 +28,7 @@ def graph_template(server: Server, template: str) -> str:
 @pytest.fixture
 def url(server: Server, graph_template: str) -> Iterator[str]:
     """The URL of a fresh database with the graph's schema."""
-    made = server.create(graph_template)
+    made = server.fresh(graph_template)
     yield made
     server.drop(made)
 
@@ -71,6 +71,6 @@ def age_template(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def age_url(age_template: str, age_server: Server) -> Iterator[str]:
     """The URL of a fresh database with AGE and no graph in it."""
-    made = age_server.create(age_template)
+    made = age_server.fresh(age_template)
     yield made
     age_server.drop(made)

@@ -143,7 +143,8 @@ def test_what_can_not_be_merged_is_refused(graph: Graph, connection: Session) ->
 
 
 def _waits(connection: Session) -> bool:
-    return connection.execute("SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock'").fetchone() is not None
+    waiting = "SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+    return connection.execute(waiting).fetchone() is not None
 
 
 @pytest.mark.parametrize("name", ["EMPLOYS", "UTILISES"])

@@ -21,6 +21,7 @@ from kappa.pg.embedded import EmbeddedServer, binaries, find_binaries, server
 from kappa.pg.embedded.binaries import Account
 from kappa.pg.embedded.locks import FileLock
 from kappa.pg.errors import BinariesNotFound, ServerFailed, ServerInUse, ServerNotRunning
+from tests.conftest import quick_directory
 from tests.ground import Script, eventually, lacking
 
 AS_ROOT = os.geteuid() == 0
@@ -42,6 +43,12 @@ STARTER = """
     print(server.status().pid, flush=True)
     sys.stdin.readline()
 """
+
+
+@pytest.fixture
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    with quick_directory(tmp_path_factory) as place:
+        yield place
 
 
 @pytest.fixture

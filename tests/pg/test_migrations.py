@@ -119,7 +119,8 @@ def test_the_second_of_two_migrators_waits_and_then_finds_nothing_to_do(empty_ur
         eventually(
             lambda: (
                 watcher.execute(
-                    "SELECT count(*) = 2 FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
+                    "SELECT count(*) = 2 FROM pg_locks JOIN pg_database AS d ON d.oid = database"
+                    " WHERE datname = current_database() AND locktype = 'advisory' AND NOT granted"
                 ).fetchone()
                 == (True,)
             ),

@@ -119,7 +119,9 @@ async def test_a_caller_that_is_cancelled_leaves_no_connection_in_the_middle_of_
             await run_async(session, op("slow", a=1))
 
     def asleep() -> list[Any]:
-        return admin.execute("SELECT pid FROM pg_stat_activity WHERE wait_event = 'PgSleep'").fetchall()
+        return admin.execute(
+            "SELECT pid FROM pg_stat_activity WHERE wait_event = 'PgSleep' AND datname = current_database()"
+        ).fetchall()
 
     async with pool:
         with psycopg.connect(url, autocommit=True) as admin:

@@ -2,6 +2,7 @@
 
 import importlib
 import pkgutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import psycopg
@@ -12,6 +13,7 @@ import kappa
 from kappa.graph.backup import catalog, staging
 from kappa.pg.errors import QueryNotFound
 from kappa.pg.queries import Queries, Query, load
+from tests.conftest import Server
 
 STATEMENTS_THAT_PREPARE_TAKES = ("SELECT", "INSERT", "UPDATE", "DELETE", "MERGE", "WITH", "VALUES", "TABLE")
 
@@ -73,31 +75,59 @@ def test_parameters_are_numbered_in_the_order_of_first_use() -> None:
     assert query.numbered() == "SELECT $1, $2, $1, 5 % 2"
 
 
-@pytest.mark.parametrize("query", every_query(), ids=lambda query: f"{query.source.stem}.{query.name}")
+def statement_of(query: Query) -> str:
+    body = [line for line in query.numbered().splitlines() if not line.lstrip().startswith("--")]
+    return "\n".join(body).strip()
+
+
+def can_be_prepared(query: Query) -> bool:
+    return statement_of(query).upper().startswith(STATEMENTS_THAT_PREPARE_TAKES)
+
+
+def name_of(query: Query) -> str:
+    return f"{query.source.stem}.{query.name}"
+
+
+@pytest.fixture(scope="module")
+def migrated(server: Server, template: str) -> Iterator[psycopg.Connection[tuple[object, ...]]]:
+    """One database for all that is prepared, and no more than that."""
+    url = server.create(template)
+    # psycopg prepares nothing of its own, as what it forgets at a rollback is all that is prepared.
+    with psycopg.connect(url, autocommit=True, prepare_threshold=None) as opened:
+        yield opened
+    server.drop(url)
+
+
+@pytest.mark.parametrize("query", [one for one in every_query() if can_be_prepared(one)], ids=name_of)
 def test_every_named_statement_is_valid_on_the_migrated_schema(
+    query: Query, migrated: psycopg.Connection[tuple[object, ...]]
+) -> None:
+    statement = statement_of(query)
+    with migrated.transaction(force_rollback=True):
+        if "pg_temp." in statement:
+            make_tables_of_the_transaction(query, migrated)
+        migrated.execute(f"PREPARE checked AS {statement}".encode())
+    # What is prepared outlives the transaction.
+    migrated.execute("DEALLOCATE checked")
+
+
+@pytest.mark.parametrize("query", [one for one in every_query() if not can_be_prepared(one)], ids=name_of)
+def test_a_statement_that_can_not_be_prepared_is_run_where_it_is_undone(
     query: Query, connection: psycopg.Connection[tuple[object, ...]]
 ) -> None:
-    body = [line for line in query.numbered().splitlines() if not line.lstrip().startswith("--")]
-    statement = "\n".join(body).strip()
-    if statement.upper().startswith(STATEMENTS_THAT_PREPARE_TAKES):
+    statement = statement_of(query)
+    assert not query.parameters
+    if statement.upper().startswith("COPY"):
+        with connection.cursor().copy(query.sql) as copy:
+            if "TO STDOUT" in statement.upper():
+                list(copy)
+    elif "pg_temp." in statement:
         with connection.transaction(force_rollback=True):
-            if "pg_temp." in statement:
-                make_tables_of_the_transaction(query, connection)
-            connection.execute(f"PREPARE checked AS {statement}".encode())
-    else:
-        # DDL can't be prepared: it is parsed by running it where it is undone.
-        assert not query.parameters
-        if statement.upper().startswith("COPY"):
-            with connection.cursor().copy(query.sql) as copy:
-                if "TO STDOUT" in statement.upper():
-                    list(copy)
-        elif "pg_temp." in statement:
-            with connection.transaction(force_rollback=True):
-                make_tables_of_the_transaction(query, connection)
-                connection.execute(query.sql)
-        elif not statement.upper().startswith("CREATE DATABASE"):
-            connection.execute("DROP SCHEMA kappa CASCADE; CREATE SCHEMA kappa")
+            make_tables_of_the_transaction(query, connection)
             connection.execute(query.sql)
+    elif not statement.upper().startswith("CREATE DATABASE"):
+        connection.execute("DROP SCHEMA kappa CASCADE; CREATE SCHEMA kappa")
+        connection.execute(query.sql)
 
 
 def test_every_block_is_bound_to_a_constant_of_its_module() -> None:

@@ -5,7 +5,6 @@ from importlib.metadata import version
 from typing import Any
 
 from fastapi import FastAPI
-from fastapi.routing import APIRoute
 from starlette.types import ASGIApp
 
 from kappa.app.api import (
@@ -88,13 +87,9 @@ def api() -> FastAPI:
         openapi_url=None,
         docs_url=None,
         redoc_url=None,
-        generate_unique_id_function=_operation,
     )
     for group in GROUPS:
-        application.include_router(group.router)
+        # They are whole as they are. To include a router is to make all of its routes anew, at the first request.
+        application.router.routes.extend(group.router.routes)
     problems.install(application, [route for group in GROUPS for route in group.router.routes])
     return application
-
-
-def _operation(route: APIRoute) -> str:
-    return f"{route.tags[0]}_{route.name}" if route.tags else route.name

@@ -4,6 +4,7 @@ from collections.abc import Callable, Coroutine
 from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Depends, Request, Security
+from fastapi.routing import APIRoute
 from fastapi.security import APIKeyCookie, HTTPAuthorizationCredentials, HTTPBearer
 
 from kappa.app.api import problems
@@ -54,11 +55,15 @@ def _requires(permission: Permission) -> Callable[[Principal], Coroutine[Any, An
     return check
 
 
+def _operation(route: APIRoute) -> str:
+    return f"{route.tags[0]}_{route.name}" if route.tags else route.name
+
+
 class Routes:
     """A group of routes. Each declares its permission, or says that it is open."""
 
     def __init__(self, tag: str, prefix: str = "") -> None:
-        self.router = APIRouter(prefix=prefix, tags=[tag])
+        self.router = APIRouter(prefix=prefix, tags=[tag], generate_unique_id_function=_operation)
 
     def get(self, path: str, permission: Permission, *problem: int, **options: Any) -> Callable[[F], F]:
         """With `check`, that is asked in place of the permission alone; it must refuse whoever doesn't have it."""

@@ -3,6 +3,7 @@
 import logging
 import math
 from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any
 from urllib.parse import quote
 
@@ -58,6 +59,13 @@ def beside(services: Services) -> Callable[[ASGIApp], ASGIApp]:
     return lambda api: _Web(api, bounded)
 
 
+@cache
+def _looks() -> tuple[dict[str, files.File], Templates]:
+    """What all servers of a process show alike. To compile the templates is most of the work of making a site."""
+    known = files.load()
+    return known, Templates(known)
+
+
 class _Web:
     """Pages at their paths; everything else is the API's."""
 
@@ -77,8 +85,7 @@ class Site:
 
     def __init__(self, services: Services) -> None:
         self._services = services
-        self._files = files.load()
-        self._templates = Templates(self._files)
+        self._files, self._templates = _looks()
         first = [Route(path, _first, methods=["GET"]) for path in ("/", PREFIX)]
         static = Route(files.PREFIX + "{name:path}", self._file, methods=["GET"])
         application = Starlette(

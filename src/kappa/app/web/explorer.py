@@ -146,13 +146,10 @@ async def polarity(visit: Visit) -> Response:
             answer = await visit.services.graph.ask("polarity", ask, lambda answer: answer, deadline=DEADLINE)
         except ASKED_WRONG as error:
             fault = str(error)
-    measured = await visit.services.graph.measures([one.concept.id for one in answer.items] if answer else [])
     marks = [(one.concept.label, one.position) for one in answer.items] if answer else []
     axes = drawings.axis(marks), drawings.axis(marks, drawings.PHONE_WIDTH)
     names = [await _label(visit, positive), await _label(visit, negative)]
-    return visit.page(
-        "polarity.html", 422 if fault else 200, names=names, answer=answer, fault=fault, axes=axes, measured=measured
-    )
+    return visit.page("polarity.html", 422 if fault else 200, names=names, answer=answer, fault=fault, axes=axes)
 
 
 @pages.get("/graph/documents/{document}", Permission.GRAPH_READ)

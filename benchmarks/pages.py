@@ -155,6 +155,8 @@ def measure(report: Report, base: str, token: str, where: dict[str, str], times:
                     taken[name].append(took)
     for name, found in taken.items():
         report.bar(name, report.figure(f"{name}, ms", statistics.median(found)), BAR, at_most=True)
+        # On a machine that others use, the quickest says more of the page than of them.
+        report.figure(f"{name}, ms, the quickest", min(found))
 
 
 def main() -> None:

@@ -442,11 +442,12 @@ async def test_a_concept_is_shown_with_how_well_it_is_founded_and_why(site: Site
     reasons = re.findall(r"<td[^>]*>([+-]\d.\d\d)</td><td><a[^>]*>(\w+)</a></td><td>([\w ]+)</td>", page)
     assert reasons == [("+0.90", "Heron", "supports"), ("-0.50", "Krill", "contradicts")]
     short = f"grounding {ground['value']:+.2f}, confidence {sure['value']:.2f}"
-    for path in (
-        "/ui/graph?q=otter", f"/ui/graph/concepts/{ids['River']}", "/ui/graph/path?from=Otter&to=Whale",
-        "/ui/graph/polarity?positive=River&negative=Sea",
-    ):  # fmt: skip
+    for path in ("/ui/graph?q=otter", f"/ui/graph/concepts/{ids['River']}", "/ui/graph/path?from=Otter&to=Whale"):
         assert short in (await reader.get(path)).text, path
+    alone = re.escape(f"{ground['value']:+.2f}")
+    shorter = re.compile(rf">Otter</a>.*?{alone}<", re.DOTALL)
+    for path in ("/ui/graph/polarity?positive=River&negative=Sea", "/ui/graph?ontology=zoology"):
+        assert shorter.search((await reader.get(path)).text), path
 
 
 async def test_a_proposal_is_decided_by_those_who_may(site: Site, admin: Browser, reader: Browser) -> None:

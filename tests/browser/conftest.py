@@ -1,6 +1,6 @@
 """A real server, and Debian's chromium with somebody in front of it who tells of everything that goes wrong."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -34,6 +34,8 @@ class Town:
     concepts: dict[str, str]
     gates: Path
     people: set[str] = field(default_factory=set[str])
+    failed: int = 0
+    """A job that did."""
 
     def hire(self, name: str, role: str) -> None:
         if name not in self.people:
@@ -131,6 +133,19 @@ class Visitor:
             if one["impact"] in ("serious", "critical")
             for node in one["nodes"]
         ]
+
+
+def drop(page: Page, files: Mapping[str, str]) -> None:
+    """Files, by name and text, onto the page's field for them."""
+    dropped = page.evaluate_handle(
+        """files => {
+             const all = new DataTransfer();
+             for (const [name, text] of files) all.items.add(new File([text], name));
+             return all;
+           }""",
+        list(files.items()),
+    )
+    page.dispatch_event(".drop", "drop", {"dataTransfer": dropped})
 
 
 Visit = Callable[..., Visitor]

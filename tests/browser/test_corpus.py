@@ -1,29 +1,17 @@
 """The pages that come with Kappa, walked with a browser: dropped, approved, read, and asked."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
 from kappa.app.cli.demo import CORPUS
-from tests.browser.conftest import Town, Visit
+from tests.browser.conftest import Town, Visit, drop
 
 ONTOLOGY = "coffee and sleep"
 LONG = 90_000
-
-
-def drop(page: Page, files: Mapping[str, str]) -> None:
-    dropped = page.evaluate_handle(
-        """files => {
-             const all = new DataTransfer();
-             for (const [name, text] of files) all.items.add(new File([text], name));
-             return all;
-           }""",
-        list(files.items()),
-    )
-    page.dispatch_event(".drop", "drop", {"dataTransfer": dropped})
 
 
 def drawn(page: Page, label: str) -> Locator:

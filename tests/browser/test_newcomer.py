@@ -8,7 +8,7 @@ import pytest
 from playwright.sync_api import Browser, expect
 
 from tests.browser import river
-from tests.browser.conftest import DESK, Visitor
+from tests.browser.conftest import DESK, Visitor, drop
 from tests.reader import ROOT, Reader, blocks
 
 HEADING = "## From a clone to a picture of your documents\n"
@@ -48,10 +48,25 @@ def test_the_readme_leads_to_a_picture_of_ones_own_documents(reader: Reader, chr
     expect(nodes.filter(has_text=re.compile("frog", re.IGNORECASE)).first).to_be_visible()
     assert nodes.count() > before
 
+    page.get_by_role("link", name=re.compile("^Open “heron", re.IGNORECASE)).click()
+    expect(page.locator("blockquote").first).to_be_visible()
+    page.locator(".quotes").get_by_role("link", name="more.txt").click()
+    expect(page.locator("mark")).to_contain_text("Herons eat frogs")
+
     page.get_by_role("link", name="Map", exact=True).click()
     picture = page.locator("img.map")
     expect(picture).to_have_js_property("complete", True)
     assert picture.evaluate("image => image.naturalWidth") > 100
+
+    page.get_by_role("link", name="Ingest", exact=True).click()
+    page.get_by_label("Ontology").fill("mine")
+    drop(page, {"fens.txt": "Cranes eat snails. Fish eat snails too, and cranes live in wetlands."})
+    page.get_by_role("button", name="Read them").click()
+    page.get_by_role("button", name="Submit and approve").click()
+    expect(page.locator(".title .badge")).to_have_text("succeeded", timeout=90_000)
+    page.get_by_role("link", name="See what was read").click()
+    page.get_by_role("searchbox").press_sequentially("crane")
+    expect(page.locator("#found").get_by_role("link", name=re.compile("^crane", re.IGNORECASE))).to_be_visible()
     assert visitor.wrong == []
     context.close()
     reader.interrupts()

@@ -308,7 +308,11 @@ def test_a_user_is_made_and_given_a_token(visit: Visit) -> None:
 def test_a_read_only_user_sees_no_button_that_it_may_not_press(visit: Visit, town: Town) -> None:
     running, waiting = town.gated("seen", 1), town.enqueue("costly", {"pages": 2})
     visitor: Visitor = visit("read_only", size=PHONE)
-    pages = ["/ui/", "/ui/jobs", f"/ui/jobs/{running}", f"/ui/jobs/{waiting}", "/ui/tools", "/ui/graph", "/ui/account"]
+    pages = [
+        "/ui/", "/ui/jobs", f"/ui/jobs/{running}", f"/ui/jobs/{waiting}", "/ui/tools", "/ui/account", "/ui/graph",
+        "/ui/graph?q=river", f"/ui/graph/concepts/{town.concepts['Otter']}", "/ui/graph/path?from=Otter&to=Krill",
+        "/ui/graph/polarity?positive=River&negative=Sea", "/ui/graph/map", "/ui/graph/vocabulary", "/ui/ontologies",
+    ]  # fmt: skip
     for path in pages:
         page = visitor.go(path)
         forms = page.locator("form").evaluate_all("all => all.map(one => [one.method, one.action])")

@@ -144,5 +144,11 @@ def test_an_ontology_is_entered_by_its_best_connected_concepts(graph: Graph) -> 
     (name,) = {one.name for one in graph.ontologies()} - {"elsewhere"}
     assert [one.label for one in graph.hubs(name, 3)] == ["salmon", "river", "otter"]
     assert [one.label for one in graph.hubs(name, 3, most=1)] == ["otter"]
+    # The snapshot knows of all of them.
+    graph.refresh()
+    assert [one.label for one in graph.hubs(name, 3, most=1)] == ["salmon", "river", "otter"]
+    graph.delete_concepts([one.id for one in graph.hubs(name, 1)])
+    graph.refresh()
+    assert "salmon" not in {one.label for one in graph.hubs(name, 9, most=1)}
     assert [one.label for one in graph.hubs("elsewhere")] == ["Lake"]
     assert graph.hubs("nowhere") == []

@@ -239,10 +239,22 @@ class Graph(Measuring):
             return same or concepts.also_called(connection, label, number)
 
     def hubs(self, ontology: str, limit: int = 12, *, most: int = 1_000) -> list[Concept]:
-        """Where to begin: an ontology's concepts with the most relations, of its first so many."""
+        """Where to begin: an ontology's concepts with the most relations.
+
+        They are counted anew where there are at most so many; of more, the snapshot says it, and where there is none,
+        the first so many are counted.
+        """
         self._only_own("keeps no list of ontologies")
+        snapshot = self._keeper.current if self._keeper is not None else None
         with self._pool.connection() as connection:
-            return concepts.hubs(connection, ontology, limit, most)
+            known = ontologies.find(connection, ontology)
+            if known is None:
+                return []
+            if snapshot is None or snapshot.size_of(known.number) <= most:
+                return concepts.hubs(connection, ontology, limit, most)
+            best = snapshot.best_connected(known.number, limit)
+            rows = concepts.rows(connection, best)
+        return [rows[node] for node in best if node in rows]
 
     def evidence(self, concept_id: UUID, limit: int = 100) -> list[Instance]:
         """Quotes that speak of a concept, by document and place."""

@@ -55,13 +55,13 @@ class Measuring(Access):
                 raise UnknownConcept(f"there is no concept {concept_id}")
             return grounding.explain(connection, node)
 
-    def measures(self, found: Sequence[Concept]) -> dict[UUID, Measured]:
-        """How well the first hundred of these are founded, without reasons."""
+    def measures(self, ids: Sequence[UUID]) -> dict[UUID, Measured]:
+        """How well the first hundred of these concepts are founded, without reasons; none of what is no more."""
         self._only_own("is not measured")
-        ids = {concept.node: concept.id for concept in found}
-        nodes = list(ids)[: grounding.AT_ONCE]
+        wanted = list(dict.fromkeys(ids))[: grounding.AT_ONCE]
         with self._pool.connection() as connection, one_state(connection):
-            return {ids[node]: one for node, one in grounding.measure(connection, nodes).items()}
+            nodes = {node: one for one, node in concepts.numbers(connection, wanted).items()}
+            return {nodes[node]: one for node, one in grounding.measure(connection, list(nodes)).items()}
 
     def with_measures(self, answer: A) -> A:
         """The same answer, the first hundred of its concepts measured."""
@@ -74,8 +74,11 @@ class Measuring(Access):
         return replace(answer, items=tuple(Path(tuple(map(measured, p.concepts)), p.relations) for p in answer.items))
 
     def _measuring(self, found: Sequence[Concept]) -> Callable[[Concept], Concept]:
-        known = self.measures(found)
-        return lambda concept: replace(concept, measured=known.get(concept.id))
+        self._only_own("is not measured")
+        nodes = list(dict.fromkeys(concept.node for concept in found))[: grounding.AT_ONCE]
+        with self._pool.connection() as connection, one_state(connection):
+            known = grounding.measure(connection, nodes)
+        return lambda concept: replace(concept, measured=known.get(concept.node))
 
     # The vocabulary
 

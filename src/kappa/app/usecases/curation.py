@@ -5,6 +5,7 @@ from uuid import UUID
 
 from kappa.app.errors import NotFound
 from kappa.app.usecases import audit
+from kappa.app.usecases.counted import Counted
 from kappa.app.usecases.graph import KnowledgeGraph
 from kappa.app.usecases.principal import Principal
 from kappa.graph import Artifact, MeasuredType, Merge
@@ -18,9 +19,13 @@ class Curation:
 
     def __init__(self, graph: KnowledgeGraph) -> None:
         self._graph = graph
+        self._vocabulary = Counted(
+            lambda: graph.read(lambda graph: graph.vocabulary()), lambda found: sum(one.relations for one in found)
+        )
 
     async def vocabulary(self) -> list[MeasuredType]:
-        return await self._graph.read(lambda graph: graph.vocabulary())
+        """Every type; of a large graph, as it was a short while ago."""
+        return await self._vocabulary.get()
 
     async def merges(self, limit: int) -> list[Merge]:
         return await self._graph.read(lambda graph: graph.merges(limit))
@@ -33,7 +38,9 @@ class Curation:
                 audit.record_blocking(connection, who, "graph.merge_types", merged, survivor=survivor)
                 return graph.merge_types(merged, survivor, by=who.name, connection=connection)
 
-        return await self._graph.write(act)
+        made = await self._graph.write(act)
+        self._vocabulary.forget()
+        return made
 
     async def undo(self, who: Principal, number: int) -> Merge:
         def act(graph: "Graph") -> Merge:
@@ -41,7 +48,9 @@ class Curation:
                 audit.record_blocking(connection, who, "graph.undo_merge", number)
                 return graph.undo_merge(number, by=who.name, connection=connection)
 
-        return await self._graph.write(act)
+        undone = await self._graph.write(act)
+        self._vocabulary.forget()
+        return undone
 
     async def artifacts(self, kind: str | None, ontology: str | None, limit: int) -> list[Artifact]:
         return await self._graph.read(lambda graph: graph.artifacts(kind, ontology, limit))

@@ -241,9 +241,9 @@ class KnowledgeGraph:
         """An ontology's best connected concepts; none where there is no such ontology."""
         return await self.read(lambda graph: graph.hubs(ontology, limit))
 
-    async def measures(self, found: Sequence[Concept]) -> dict[UUID, Measured]:
-        """How well the first hundred of these are founded."""
-        return await self.read(lambda graph: graph.measures(found))
+    async def measures(self, ids: Sequence[UUID]) -> dict[UUID, Measured]:
+        """How well the first hundred of these concepts are founded; without those that are no more."""
+        return await self.read(lambda graph: graph.measures(ids)) if ids else {}
 
     async def read(self, act: "Callable[[Graph], T]") -> T:
         """Something short that the graph is asked, in a thread of questions."""

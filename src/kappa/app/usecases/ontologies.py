@@ -9,6 +9,7 @@ from psycopg import Connection
 from kappa.app.errors import Conflict, NotFound
 from kappa.app.kinds.ontologies import ingesting
 from kappa.app.usecases import audit
+from kappa.app.usecases.counted import Counted
 from kappa.app.usecases.graph import KnowledgeGraph
 from kappa.app.usecases.principal import Principal
 from kappa.engine import AsyncClient, Enqueued
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 sql = queries.beside(__file__)
 MASSES = sql["masses"]
+ALL_MASSES = sql["all_masses"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,15 +44,20 @@ class Ontologies:
     def __init__(self, client: AsyncClient, graph: KnowledgeGraph) -> None:
         self._client = client
         self._graph = graph
+        self._all = Counted(
+            lambda: graph.other(_all_masses), lambda found: sum(one.relations + one.evidence for one in found)
+        )
 
     async def all(self) -> list[OntologyNow]:
-        return await self._graph.other(lambda graph: _masses(graph, None))
+        """Every one that is there now; how much is in each may be what it was a short while ago."""
+        names = {(one.name, one.description) for one in await self._graph.ontologies()}
+        return await self._all.get(lambda known: {(one.name, one.description) for one in known} == names)
 
     async def show(self, name: str) -> OntologyNow:
-        found = await self._graph.other(lambda graph: _masses(graph, name))
-        if not found:
+        found = await self._graph.other(lambda graph: _mass(graph, name))
+        if found is None:
             raise NotFound(f"there is no ontology {name!r}")
-        return found[0]
+        return found
 
     async def rename(self, who: Principal, name: str, new_name: str) -> OntologyNow:
         """Its concepts keep their ids."""
@@ -151,9 +158,15 @@ class Ontologies:
         await self._graph.other(write)
 
 
-def _masses(graph: "Graph", name: str | None) -> list[OntologyNow]:
+def _all_masses(graph: "Graph") -> list[OntologyNow]:
     with graph.transaction() as connection:
-        return [OntologyNow(*row) for row in connection.execute(MASSES.sql, {"name": name})]
+        return [OntologyNow(*row) for row in connection.execute(ALL_MASSES.sql)]
+
+
+def _mass(graph: "Graph", name: str) -> OntologyNow | None:
+    with graph.transaction() as connection:
+        row = connection.execute(MASSES.sql, {"name": name}).fetchone()
+        return OntologyNow(*row) if row else None
 
 
 def _refuse(connection: Connection[Row], number: int, wanted: str) -> None:

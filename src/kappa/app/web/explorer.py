@@ -10,6 +10,7 @@ from kappa.app.permissions import Permission
 from kappa.app.usecases.graph import Walk, as_id
 from kappa.app.web import drawings
 from kappa.app.web.pages import HEADERS, Pages, Visit
+from kappa.app.web.rendering import unwrapped
 from kappa.graph import Concept, EnrichedPaths, Relation, SearchAnswer, Where
 from kappa.graph.errors import BadQuestion, GraphError, UnknownConcept
 
@@ -44,7 +45,10 @@ async def graph(visit: Visit) -> Response:
     # One alone need not be asked for.
     shown = visit.asked("ontology") or (ontologies[0].name if len(ontologies) == 1 else None)
     hubs = await visit.services.graph.hubs(shown, HUBS) if shown and not text else []
-    return visit.page("graph.html", text=text, answer=answer, ontologies=ontologies, shown=shown, hubs=hubs)
+    return visit.page(
+        "graph.html", text=text, answer=answer, ontologies=ontologies, shown=shown, hubs=hubs,
+        measured=await visit.services.graph.measures([one.id for one in hubs]),
+    )  # fmt: skip
 
 
 @pages.get("/graph/suggest", Permission.GRAPH_READ)
@@ -97,7 +101,7 @@ async def path(visit: Visit) -> Response:
     on = _on(answer) if answer is not None else []
     return visit.page(
         "path.html", 422 if fault else 200, start=start, goal=goal, names=names, answer=answer, fault=fault, on=on,
-        measured=await visit.services.graph.measures(on) if on else {},
+        measured=await visit.services.graph.measures([one.id for one in on]),
     )  # fmt: skip
 
 
@@ -142,13 +146,10 @@ async def polarity(visit: Visit) -> Response:
             answer = await visit.services.graph.ask("polarity", ask, lambda answer: answer, deadline=DEADLINE)
         except ASKED_WRONG as error:
             fault = str(error)
-    measured = await visit.services.graph.measures([one.concept for one in answer.items]) if answer else {}
     marks = [(one.concept.label, one.position) for one in answer.items] if answer else []
     axes = drawings.axis(marks), drawings.axis(marks, drawings.PHONE_WIDTH)
     names = [await _label(visit, positive), await _label(visit, negative)]
-    return visit.page(
-        "polarity.html", 422 if fault else 200, names=names, answer=answer, fault=fault, axes=axes, measured=measured
-    )
+    return visit.page("polarity.html", 422 if fault else 200, names=names, answer=answer, fault=fault, axes=axes)
 
 
 @pages.get("/graph/documents/{document}", Permission.GRAPH_READ)
@@ -160,7 +161,8 @@ async def document(visit: Visit) -> Response:
     last = min(last, first + LONGEST)
     passage = await visit.services.graph.passage(_id(visit.request.path_params["document"]), first, last)
     here = [min(max(0, place - passage.start), len(passage.text)) for place in (start, end)]
-    parts = (passage.text[: here[0]], passage.text[here[0] : here[1]], passage.text[here[1] :])
+    text = unwrapped(passage.text)
+    parts = (text[: here[0]], text[here[0] : here[1]], text[here[1] :])
     return visit.page(
         "document.html", document=passage.document, parts=parts, first=passage.start,
         last=passage.start + len(passage.text), margin=MARGIN, back=visit.asked("concept"),

@@ -1,11 +1,12 @@
 """Pages out of templates: what every template can say, and how times, numbers and values look."""
 
 import json
+import re
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
@@ -15,6 +16,8 @@ from kappa.engine import JobState
 
 MANY = 100_000
 """Characters of a value that a page shows."""
+BROKEN = re.compile(r"(?<=[^\n]{60})\n(?=[(\"“‘]?[^\W\d_])")
+"""The end of a long line which another word follows: no heading, no item of a list, no row of a table."""
 
 
 class Templates:
@@ -26,8 +29,8 @@ class Templates:
             lstrip_blocks=True, auto_reload=False,
         )  # fmt: skip
         filters: dict[str, Callable[..., Any]] = {
-            "ago": ago, "clock": clock, "duration": duration, "iso": iso, "number": number, "plain": plain,
-            "price": price, "pretty": pretty, "size": size, "words": words,
+            "ago": ago, "clock": clock, "duration": duration, "flat": flat, "iso": iso, "number": number,
+            "plain": plain, "price": price, "pretty": pretty, "signed": signed, "size": size, "words": words,
         }  # fmt: skip
         self._environment.filters.update(filters)
         said: dict[str, Any] = self._environment.globals
@@ -93,6 +96,11 @@ def number(value: float | None) -> str:
     return whole.replace(",", "\u202f")
 
 
+def signed(value: float) -> str:
+    """What may be for or against, to two places; nothing is never against."""
+    return f"{round(value, 2) + 0.0:+.2f}"
+
+
 def price(dollars: Decimal | float | str | None) -> str:
     """What something will cost, the same before it is submitted and after."""
     if dollars is None:
@@ -113,10 +121,25 @@ def plain(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
+def flat(value: Any) -> bool:
+    """Whether a JSON value is names with plain values, which read better as a list than as JSON."""
+    return isinstance(value, dict) and not any(
+        bool(one) and isinstance(one, dict | list) for one in cast("dict[str, Any]", value).values()
+    )
+
+
 def pretty(value: Any) -> str:
     """A JSON value, as people read it."""
     text = value if isinstance(value, str) else json.dumps(value, indent=2, ensure_ascii=False)
     return text if len(text) <= MANY else f"{text[:MANY]}\n… and {len(text) - MANY} characters more"
+
+
+def unwrapped(text: str) -> str:
+    """Prose whose lines were broken at some width, without those breaks: a page breaks its lines itself.
+
+    A break becomes one space, so that every character stays where it is.
+    """
+    return BROKEN.sub(" ", text)
 
 
 def words(name: str) -> str:

@@ -2,7 +2,7 @@
 
 import re
 import xml.etree.ElementTree as ET
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 COLOURS = (
@@ -57,29 +57,36 @@ def projection(title: str, points: Sequence[Point], clusters: Sequence[tuple[str
         for one in points
     ]  # fmt: skip
     for x, y, one in placed:
-        dot = _add(picture, "circle", cx=_n(x), cy=_n(y), r="4", fill=_colour(one.cluster), fill_opacity="0.8")
+        dot = _add(picture, "circle", cx=_n(x), cy=_n(y), r="4", fill=colour(one.cluster), fill_opacity="0.8")
         ET.SubElement(dot, "title").text = _text(one.label)
     _labels(picture, placed)
     for at, (name, size) in enumerate(clusters):
         y = EDGE + 32 + at * ROW
         x = WIDTH - LEGEND
-        _add(picture, "circle", cx=_n(x), cy=_n(y - 4), r="5", fill=_colour(at))
+        _add(picture, "circle", cx=_n(x), cy=_n(y - 4), r="5", fill=colour(at))
         _say(picture, x + 12, y, f"{_short(name)} ({size})")
     return _bytes(picture)
 
 
-def _labels(picture: ET.Element, placed: Iterable[tuple[float, float, Point]]) -> None:
+def _labels(picture: ET.Element, placed: Sequence[tuple[float, float, Point]]) -> None:
     taken: list[tuple[float, float, float, float]] = []
+    dots = [(x - 4, y - 4, x + 4, y + 4) for x, y, _ in placed]
     for x, y, one in sorted(placed, key=lambda p: (-p[2].weight, p[2].label, p[0], p[1])):
         if len(taken) == MOST_LABELS:
             return
         text = _short(one.label)
-        left, right = x + 6, x + 6 + LETTER * len(text)
-        box = (left, y - 8, right, y + 5)
-        if right > WIDTH - LEGEND - 14 or any(_meet(box, other) for other in taken):
+        wide = LETTER * len(text)
+        sides = [(left, y - 8, left + wide, y + 5) for left in (x + 6, x - 6 - wide)]
+        free = [
+            box for box in sides
+            if box[0] >= 0 and box[2] <= WIDTH - LEGEND - 14 and not any(_meet(box, other) for other in taken)
+        ]  # fmt: skip
+        if not free:
             continue
+        # Rather where no other concept's point is under it.
+        box = next((box for box in free if not any(_meet(box, dot) for dot in dots)), free[0])
         taken.append(box)
-        _say(picture, left, y + 4, text)
+        _say(picture, box[0], y + 4, text)
 
 
 def _meet(one: tuple[float, float, float, float], other: tuple[float, float, float, float]) -> bool:
@@ -149,7 +156,8 @@ def _say(
         said.set("class", "dim")
 
 
-def _colour(cluster: int) -> str:
+def colour(cluster: int) -> str:
+    """What a cluster's concepts have on the map."""
     return COLOURS[cluster % len(COLOURS)]
 
 

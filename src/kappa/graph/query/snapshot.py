@@ -98,6 +98,23 @@ class Snapshot:
             nodes[[int(node) in self.gone for node in nodes]] = -1
         return nodes
 
+    def best_connected(self, group: int, most: int) -> list[int]:
+        """The ids of an ontology's nodes with the most relations, and of equal ones the lowest."""
+        nodes = np.flatnonzero(self.group == group).astype(np.int32)
+        if self.gone:
+            nodes = nodes[~np.isin(nodes, list(self.gone))]
+        degrees = self.degrees(nodes)
+        if len(nodes) > most:
+            # All are not sorted for the sake of a few.
+            enough = degrees >= np.partition(degrees, -most)[-most]
+            nodes, degrees = nodes[enough], degrees[enough]
+        ids = self.ids[nodes]
+        return ids[np.lexsort((ids, -degrees))[:most]].tolist()
+
+    def size_of(self, group: int) -> int:
+        """How many nodes an ontology has, without those that went since the last compaction being taken off."""
+        return int(np.count_nonzero(self.group == group))
+
     def degrees(self, nodes: Int32) -> Int64 | Int32:
         """All relations of each node, in and out."""
         if self.out.changed is None and self.into.changed is None:

@@ -20,12 +20,9 @@ document.addEventListener("htmx:beforeSwap", (event) => {
   if (pressed && polls(event.detail.requestConfig.elt)) event.detail.shouldSwap = false;
 });
 
-document.addEventListener("DOMContentLoaded", () => {
-  for (const here of document.querySelectorAll("nav li [aria-current]")) {
-    const row = here.closest("ul");
-    row.scrollLeft = here.offsetLeft - row.offsetLeft - (row.clientWidth - here.clientWidth) / 2;
-  }
-  for (const row of document.querySelectorAll("nav ul")) {
+// What goes on beyond an edge says so.
+const fade = (place) => {
+  for (const row of place.querySelectorAll("nav ul, .scroll")) {
     const tell = () => {
       row.classList.toggle("goes-before", row.scrollLeft > 4);
       row.classList.toggle("goes-on", row.scrollLeft + row.clientWidth < row.scrollWidth - 4);
@@ -33,6 +30,15 @@ document.addEventListener("DOMContentLoaded", () => {
     row.addEventListener("scroll", tell, { passive: true });
     new ResizeObserver(tell).observe(row);
   }
+};
+document.addEventListener("htmx:afterSettle", (event) => fade(event.detail.elt));
+
+document.addEventListener("DOMContentLoaded", () => {
+  for (const here of document.querySelectorAll("nav li [aria-current]")) {
+    const row = here.closest("ul");
+    row.scrollLeft = here.offsetLeft - row.offsetLeft - (row.clientWidth - here.clientWidth) / 2;
+  }
+  fade(document);
   for (const form of document.querySelectorAll("[data-drop]")) {
     const zone = form.querySelector(".drop"), input = form.querySelector("input[type=file]"), said = form.querySelector("[data-dropped]");
     const tell = () => { said.textContent = [...input.files].map((file) => file.name).join(", "); };

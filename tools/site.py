@@ -31,7 +31,8 @@ SECTIONS = {
         "permissions.md", "tool-contract.md",
     ),
     "Explanation": (
-        "architecture.md", "threading.md", "leases.md", "graph-budget.md", "reliability.md", "benchmarks.md",
+        "comparison.md", "architecture.md", "threading.md", "leases.md", "graph-budget.md", "reliability.md",
+        "benchmarks.md",
     ),
 }  # fmt: skip
 LAST = "More"

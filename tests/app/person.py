@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from kappa.app.cli import entry
 from tests.app.conftest import Up
 from tests.conftest import Server
 from tests.ground import PATIENCE
@@ -33,6 +34,27 @@ def served(server: Server, template: str, factory: pytest.TempPathFactory) -> It
     finally:
         up.kill()
         server.drop(url)
+
+
+class Beside:
+    """Runs `kg` in the test's own process, where a start costs nothing; as the operator of a server."""
+
+    def __init__(self, up: Up, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        self._monkeypatch = monkeypatch
+        self._capsys = capsys
+        # A backup is the graph of the server that is named, or of the home's own database.
+        for name, value in {"KAPPA_HOME": str(up.home), "KAPPA_SERVER": up.url, "KAPPA_TOKEN": up.token}.items():
+            monkeypatch.setenv(name, value)
+
+    def __call__(self, *args: object) -> tuple[int, str, str]:
+        """The exit code, and what went to standard output and to standard error."""
+        self._monkeypatch.setattr(sys, "argv", ["kg", *map(str, args)])
+        with pytest.raises(SystemExit) as ended:
+            entry.main()
+        said = self._capsys.readouterr()
+        code = ended.value.code
+        # `sys.exit` with a text is that text on standard error, and 1.
+        return (code, said.out, said.err) if isinstance(code, int) else (1, said.out, f"{said.err}{code}\n")
 
 
 class Person:

@@ -100,10 +100,10 @@ def test_a_payload_comes_from_a_file_or_from_standard_input(kg: Person, tmp_path
     ("payload", "line"),
     [
         ('{"steps": }', "--payload is no JSON: line 1, column 11: Expecting value"),
-        ("", "--payload is no JSON: line 1, column 1: Expecting value"),
+        ("", r"invalid value for .--payload.: it is empty \(kg job enqueue --help\)"),
         ("NaN", "--payload is no JSON that can be sent: NaN is no JSON value"),
         ("[" * 100_000, "--payload is no JSON that can be sent: .*recursion.*"),
-        ("@/nowhere/at.json", "the payload /nowhere/at.json can't be read: No such file or directory"),
+        ("@/nowhere/at.json", "--payload: /nowhere/at.json can't be read: No such file or directory"),
         ("-", "standard input is no JSON: line 2, column 3: Expecting property name enclosed in double quotes"),
     ],
 )

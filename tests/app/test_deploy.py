@@ -149,6 +149,8 @@ def test_the_compose_file_fits_together() -> None:
     assert {one for one in mounts if not one.startswith("./")} == set(compose["volumes"])
     assert all((DEPLOY / one).exists() for one in mounts if one.startswith("./"))
     assert {name for service in services.values() for name in service.get("depends_on", ())} <= set(services)
+    # As much shut as the pods are: tests of those say what a server needs to write to.
+    assert (server["read_only"], server["tmpfs"], server["cap_drop"]) == (True, ["/tmp"], ["ALL"])
     assert all(port.startswith("127.0.0.1:") for service in services.values() for port in service.get("ports", ()))
     assert int(server["stop_grace_period"].removesuffix("s")) >= Settings.model_fields["grace"].default + 10
 

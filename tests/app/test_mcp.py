@@ -68,6 +68,7 @@ async def call(client: Client, tool: str, /, **arguments: Any) -> dict[str, Any]
     assert not answer.is_error, answer
     assert answer.structured_content is not None
     assert json.loads(_text(answer)) == answer.structured_content
+    assert "\n" not in _text(answer), "an agent pays for every character"
     return answer.structured_content
 
 

@@ -26,6 +26,10 @@ class ServerNotFound(AppError):
     """No server runs here, and none was named; or the one that was named doesn't answer."""
 
 
+class BadToken(AppError):
+    """What was given as a token is none."""
+
+
 class ServerRefused(AppError):
     """The server said no; the text is what it said."""
 
@@ -40,6 +44,10 @@ class ServerRefused(AppError):
     def not_now(self) -> bool:
         """The same request may well succeed a little later: the server drains, or has no database."""
         return self.status in (502, 503, 504)
+
+
+class Unspeakable(AppError):
+    """No request can be made of what was asked for."""
 
 
 class ServerSpeaksOtherwise(AppError):
@@ -62,7 +70,7 @@ class Place:
 
 def find(settings: Settings) -> Place:
     """The server that the settings name, or the one that runs on this machine with the same Kappa home."""
-    given = settings.token.get_secret_value() if settings.token is not None else None
+    given = _sendable(settings.token.get_secret_value()) if settings.token is not None else None
     running = [one.url for one in home.running(settings.home)]
     if settings.server is not None:
         url = settings.server.rstrip("/")
@@ -75,6 +83,20 @@ def find(settings: Settings) -> Place:
     if not running or token is None:
         raise ServerNotFound("no server runs here: start one with `kg up`, or set KAPPA_SERVER and KAPPA_TOKEN")
     return Place(running[0], token, local=True)
+
+
+def _sendable(token: str) -> str:
+    """A token as it can stand in a header; one that can't is nowhere shown."""
+    if not (token.isascii() and token.isprintable()) or " " in token:
+        raise BadToken("the token has characters in it that no token has: was all of it copied, and nothing else?")
+    return token
+
+
+def _is_address(url: str) -> bool:
+    try:
+        return httpx2.URL(url).scheme in ("http", "https")
+    except httpx2.InvalidURL:
+        return False
 
 
 @contextmanager
@@ -94,6 +116,8 @@ def reaching(place: Place) -> Generator[None]:
     try:
         yield
     except (httpx2.InvalidURL, httpx2.UnsupportedProtocol) as error:
+        if _is_address(place.url):
+            raise Unspeakable(f"the server can't be asked for that: {error}") from None
         raise ServerNotFound(f"KAPPA_SERVER is {place.url!r}: {error}") from None
     except httpx2.TransportError as error:
         reason = " ".join(str(error).split()) or type(error).__name__
@@ -167,6 +191,9 @@ def open_server(settings: Settings) -> Generator[Server]:
 
 def segment(name: str) -> str:
     """A name as one part of a path, whatever it contains."""
+    # Written in any way, these two would lead to another path; and an empty one to a list.
+    if name in ("", ".", ".."):
+        raise Unspeakable(f"nothing is called {name!r}")
     return quote(name, safe="")
 
 

@@ -64,7 +64,9 @@ def _load(place: str) -> Callable[[Engine], object]:
     try:
         found = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
-        raise BadSetting(f"KAPPA_HANDLERS is {place!r}: {error}; it looks like package.module:function") from None
+        raise BadSetting(
+            f"the handlers {place!r} can't be loaded: {error}; they look like package.module:function"
+        ) from None
     if not callable(found):
-        raise BadSetting(f"KAPPA_HANDLERS is {place!r}: that is no function")
+        raise BadSetting(f"the handlers {place!r} can't be loaded: that is no function")
     return found

@@ -14,6 +14,7 @@ from starlette.responses import JSONResponse
 from starlette.routing import BaseRoute, Match, Route
 
 from kappa.app import errors as app
+from kappa.app.api import wording
 from kappa.app.api.ingest_schemas import DuplicateView
 from kappa.app.usecases.ingest import AlreadyThere
 from kappa.engine import errors as engine
@@ -190,7 +191,7 @@ async def _known(request: Request, error: Exception) -> JSONResponse:
 async def _not_understood(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
     # Never the input itself: it may be a password.
-    faults = [Fault(where=".".join(map(str, one["loc"])), what=one["msg"]) for one in error.errors()]
+    faults = [Fault(where=".".join(map(str, one["loc"])), what=wording.what_is_wrong(one)) for one in error.errors()]
     detail = f"{faults[0].where}: {faults[0].what}" if faults else "the request was not understood"
     return response(422, "not_understood", detail, request_id=_id(request), errors=faults)
 

@@ -55,7 +55,7 @@ def show_artifact(
 ) -> None:
     """Show what is known of an artifact, or what it says.
 
-    Example: kg artifact show 0a6f…-… --content
+    Example: kg artifact show 0190a1b2-c3d4-7e5f-8a9b-0c1d2e3f4a5b --content
     """
     with remote.open_server(settings.load()) as server:
         if content:
@@ -73,7 +73,7 @@ def show_artifact(
 def save(artifact_id: ArtifactId, to: To = None, as_json: show.AsJson = False) -> None:
     """Write an artifact's picture to a file, by default one named after it.
 
-    Example: kg artifact save 0a6f…-… --to map.svg
+    Example: kg artifact save 0190a1b2-c3d4-7e5f-8a9b-0c1d2e3f4a5b --to map.svg
     """
     saved(artifact_id, to, as_json)
 
@@ -89,7 +89,7 @@ def projection(
 ) -> None:
     """Draw a map of concepts by their embeddings, in clusters that are named by their words.
 
-    Example: kg projection --ontology zoology --to map.svg
+    Example: kg projection --ontology 'coffee and sleep' --to map.svg
     """
     payload = {"ontology": ontology, "way": way.value, "most": most, "seed": seed}
     drawn("projection", payload, to, as_json, wait=not no_wait)

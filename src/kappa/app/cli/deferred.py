@@ -12,6 +12,8 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command, get_group
 
+from kappa.app.cli.typed import Command
+
 
 @dataclass(frozen=True, slots=True)
 class Place:
@@ -33,13 +35,23 @@ class Deferred(TyperCommand):
         module, _, attribute = self.place.at.partition(":")
         found = getattr(import_module(module), attribute)
         if isinstance(found, typer.Typer):
+            _say_it_our_way(found)
             loaded: Any = get_group(found)
         else:
             alone = typer.Typer(add_completion=False)
-            alone.command()(found)
+            alone.command(cls=Command)(found)
             loaded = get_command(alone)
         loaded.name, loaded.rich_help_panel = self.name, self.panel
         return loaded
+
+
+def _say_it_our_way(app: typer.Typer) -> None:
+    """Every command of an app and of the apps in it is one of ours, also where nobody thought of saying so."""
+    for command in app.registered_commands:
+        command.cls = Command
+    for group in app.registered_groups:
+        if group.typer_instance is not None:
+            _say_it_our_way(group.typer_instance)
 
 
 class DeferringGroup(TyperGroup):

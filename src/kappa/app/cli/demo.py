@@ -114,7 +114,7 @@ class _Guide(threading.Thread):
             show.line(
                 f"The server stays up, until ctrl-C. Its pages: {url}/ (sign in with the token in {token_file(home)})"
             )
-            asking = f"{_kg()} concept show caffeine; {_kg()} search 'lie awake'"
+            asking = f"{_kg()} concept show caffeine; {_kg()} search 'deep sleep'"
             show.line(f"In another terminal: export KAPPA_HOME={home}; {asking}")
         else:
             show.line(f"To look around in it: `{_kg()} demo --keep` leaves the server up, with pages for a browser.")

@@ -111,7 +111,8 @@ def carry(server: Server, found: Iterable[Found], missed: list[Missed]) -> list[
             except ServerRefused as error:
                 if error.status not in OF_THE_DOCUMENT:
                     raise
-                missed.append(Missed(document.name, str(error)))
+                # The server names the document, and so does the one who tells this.
+                missed.append(Missed(document.name, str(error).removeprefix(f"{document.name}: ")))
     return uploaded
 
 

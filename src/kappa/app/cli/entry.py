@@ -1,5 +1,7 @@
 """Where `kg` begins, and where every error becomes one clear line."""
 
+import os
+import re
 import sys
 from typing import Any
 
@@ -18,6 +20,16 @@ EXIT_CODES = {
     INTERRUPTED: "interrupted",
 }
 
+_PLAINER = {
+    "Value error, ": "",
+    r"Input should be a valid integer, .*": "it is no whole number",
+    r"Input should be a valid number, .*": "it is no number",
+    r"Input should be a valid UUID, .*": "it is no id, which looks like 0190a1b2-c3d4-7e5f-8a9b-0c1d2e3f4a5b",
+    r"(Input|String) should ": "it should ",
+    r"at least 1 character\b": "at least one character",
+}
+"""What libraries say of a value, as one would say it to a person."""
+
 
 def main() -> None:
     try:
@@ -25,6 +37,7 @@ def main() -> None:
 
         # Alone it would draw a box around what was typed wrong.
         code = app(prog_name="kg", standalone_mode=False)
+        sys.stdout.flush()  # here a full disk is an error of one line; at the interpreter's end it would be a traceback
         sys.exit(code if isinstance(code, int) else 0)
     except ModuleNotFoundError as error:
         sys.exit(f"kg: {error.name} is missing: this command needs the extra kappa[app]")
@@ -43,6 +56,9 @@ def main() -> None:
         if hasattr(error, "format_message"):  # what is typed wrong; Typer's word for it has been in several places
             sys.stderr.write(_usage(error))
             sys.exit(NONSENSE)
+        if isinstance(error, OSError) and error.strerror is not None:
+            _stop_writing()
+            sys.exit(f"kg: {printable(error.filename or 'the output')}: {error.strerror}")
         if not isinstance(error, KappaError):
             raise
         sys.stderr.write(f"kg: {printable(' '.join(str(error).split()))}\n")
@@ -53,14 +69,21 @@ def _usage(error: Any) -> str:
     """What was typed wrong, and where help is; nothing where the help was shown in its place."""
     if type(error).__name__ == "NoArgsIsHelpError":
         return ""
-    said = " ".join(error.format_message().split()).rstrip(".").replace("Value error, ", "")
+    said = " ".join(error.format_message().split()).rstrip(".")
+    for of_a_library, plain in _PLAINER.items():
+        said = re.sub(of_a_library, plain, said)
     where = error.ctx.command_path if getattr(error, "ctx", None) is not None else "kg"
     return f"kg: {said[:1].lower()}{said[1:]} ({where} --help)\n"
 
 
+def _stop_writing() -> None:
+    """Keep the interpreter from trying once more, at its end, to write what could not be written."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def _exit_code(error: Exception) -> int:
     from kappa.app.cli.values import BadInput
-    from kappa.app.remote import ServerNotFound, ServerRefused
+    from kappa.app.remote import BadToken, ServerNotFound, ServerRefused
 
     match error:
         case BadInput():
@@ -69,7 +92,7 @@ def _exit_code(error: Exception) -> int:
             return NO_SERVER
         case ServerRefused() if error.not_now:
             return NO_SERVER
-        case ServerRefused(status=401 | 403):
+        case BadToken() | ServerRefused(status=401 | 403):
             return NOT_ALLOWED
         case _:
             return FAILED

@@ -55,7 +55,10 @@ Deadline = Annotated[
 
 
 def search(
-    text: Annotated[str, typer.Argument(help="Words of labels, descriptions and search terms.", show_default=False)],
+    text: Annotated[
+        str,
+        typer.Argument(metavar="TEXT", help="Words of labels, descriptions and search terms.", show_default=False),
+    ],
     ontology: Ontology = None,
     limit: Limit = 20,
     min_similarity: Annotated[float, typer.Option(min=0, max=1, help="Only what is at least so similar.")] = 0.0,
@@ -64,7 +67,7 @@ def search(
 ) -> None:
     """Find concepts by words, the best first.
 
-    Example: kg search 'river otter' --ontology zoology
+    Example: kg search 'deep sleep' --ontology 'coffee and sleep'
     """
     body = {"text": text, "limit": limit, "min_similarity": min_similarity, "measures": True, **_where(ontology, 0.0)}
     found = _ask("search", SearchView, body, deadline)
@@ -91,7 +94,7 @@ def related(
 ) -> None:
     """Draw what is around a concept as a tree, nearest first.
 
-    Example: kg related Otter --hops 3 --type EATS
+    Example: kg related caffeine --hops 3 --type PREVENTS
     """
     body = {
         "concept": concept, "max_hops": hops, "limit": limit, "measures": True,
@@ -126,7 +129,7 @@ def path(
 ) -> None:
     """Draw the shortest paths between two concepts as chains. Exits with 1 if there is none.
 
-    Example: kg path Otter Whale --count 3 --around 5
+    Example: kg path 'physical exercise' memory --count 3 --around 5
     """
     body: dict[str, Any] = {
         "start": start, "goal": goal, "count": count, "max_hops": hops, "measures": True,
@@ -171,7 +174,7 @@ def polarity(
 ) -> None:
     """Draw where concepts stand between two poles, by their embeddings.
 
-    Example: kg polarity Centralised Decentralised --hops 2
+    Example: kg polarity 'deep sleep' caffeine --hops 2
     """
     body = {
         "positive": positive, "negative": negative, "candidates": candidate, "max_hops": hops, "limit": limit,
@@ -199,7 +202,7 @@ def show_concept(
 ) -> None:
     """Show a concept, how well it is founded and why, what is next to it, and the quotes that speak of it.
 
-    Example: kg concept show Otter
+    Example: kg concept show caffeine
     """
     with remote.open_server(settings.load()) as server:
         detail = _shown(server, concept, ontology, evidence=evidence)
@@ -220,7 +223,9 @@ def _ask(question: str, answer: type[T], body: dict[str, Any], deadline: float |
 
 def _question(server: Server, question: str, answer: type[T], body: dict[str, Any], deadline: float | None) -> T:
     if deadline is not None and not LEAST_DEADLINE <= deadline <= TIMEOUT[1]:
-        raise typer.BadParameter(f"a deadline is {LEAST_DEADLINE:g} to {TIMEOUT[1]:g} seconds")
+        raise typer.BadParameter(
+            f"it should be {LEAST_DEADLINE:g} to {TIMEOUT[1]:g} seconds", param_hint="'--deadline'"
+        )
     given = {name: value for name, value in (body | {"deadline": deadline}).items() if value is not None}
     return server.post(f"/query/{question}", answer, given, within=ANSWERED_WITHIN)
 

@@ -57,7 +57,7 @@ def ingest(
 ) -> None:
     """Read documents into the graph, as one job. Exits with 1 if one of them can't be read; the others go on.
 
-    Example: kg ingest notes/ report.pdf --ontology sleep --watch
+    Example: kg ingest notes/ report.pdf --ontology sleep --auto-approve --watch
     """
     configured = settings.load()
     found, missed = documents.find(paths, name)

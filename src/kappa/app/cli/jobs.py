@@ -43,7 +43,9 @@ WAIT = 120.0
 def enqueue(
     kind: Annotated[
         str,
-        typer.Argument(help="The kind of job, as in self_test.", show_default=False, autocompletion=complete.kinds),
+        typer.Argument(
+            metavar="KIND", help="The kind of job, as in self_test.", show_default=False, autocompletion=complete.kinds
+        ),
     ],
     payload: Annotated[
         str | None,

@@ -62,7 +62,7 @@ def rename(
 ) -> None:
     """Give an ontology another name. Its concepts keep their ids.
 
-    Example: kg ontology rename coffee 'coffee and sleep'
+    Example: kg ontology rename 'coffee and sleep' coffee
     """
     with remote.open_server(settings.load()) as server:
         done = server.patch(f"/graph/ontologies/{remote.segment(name)}", OntologyDetail, {"name": new_name})

@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -43,7 +44,12 @@ def line(text: str) -> None:
 
 
 def as_json(value: object) -> None:
-    out.print_json(json.dumps(value, default=_plain))
+    said = json.dumps(value, default=_plain, ensure_ascii=False)
+    # Colours for eyes alone: FORCE_COLOR and the like would put them into what a program reads.
+    if out.is_terminal and sys.stdout.isatty():
+        out.print_json(said)
+    else:
+        typer.echo(json.dumps(json.loads(said), indent=2, ensure_ascii=False))
 
 
 def as_json_line(value: object) -> None:

@@ -13,7 +13,7 @@ app = typer.Typer(no_args_is_help=True, help="Tokens: what programs show to the 
 
 @app.command()
 def make(
-    name: Annotated[str, typer.Argument(help="What it is for, as in 'CI'.", show_default=False)],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="What it is for, as in 'CI'.", show_default=False)],
     user: Annotated[str | None, typer.Option("--user", metavar="NAME", help="Whose token, if not one's own.")] = None,
     scope: Annotated[
         list[str] | None,

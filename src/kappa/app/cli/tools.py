@@ -4,7 +4,7 @@ import base64
 import sys
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TextIO
 
 import typer
 
@@ -70,6 +70,9 @@ def list_tools(as_json: show.AsJson = False) -> None:
     if as_json:
         show.as_json(found)
         return
+    if not found:
+        show.say("no tools yet: `kg tool add` registers one")
+        return
     rows = show.table("tool", "version", "runs", "time-out", "", "what it is for")
     for tool in found:
         what = tool.image or " ".join(tool.argv)
@@ -99,7 +102,7 @@ def run(
     Example: kg tool run word-count --input notes.txt --wait
     """
     body: dict[str, Any] = {
-        "version": version, "inputs": None if inputs is None else values.payload(inputs),
+        "version": version, "inputs": None if inputs is None else values.payload(inputs, "--inputs"),
         "files": {path.name: base64.b64encode(_read(path)).decode() for path in files or ()},
         "priority": priority, "max_attempts": max_attempts,
     }  # fmt: skip
@@ -112,7 +115,11 @@ def run(
                 show.line(f"run {asked.id} of {asked.tool} {asked.version} is {asked.status.value}")
             return
         show.say(f"run {asked.id} of {asked.tool} {asked.version}")
-        done = _follow(server, asked)
+        try:
+            done = _follow(server, asked, aloud=not as_json)
+        except KeyboardInterrupt:
+            show.say(f"run {asked.id} goes on: `kg tool logs {asked.id}` shows it, `kg tool cancel {asked.id}` ends it")
+            raise
     _tell_end(done, as_json)
 
 
@@ -133,6 +140,9 @@ def runs(
         page = server.get("/tool-runs", ToolRunPage, query)
     if as_json:
         show.as_json(page)
+        return
+    if not page.items:
+        show.say("no runs like that")
         return
     rows = show.table("run", "tool", "version", "status", "by", "asked for", "summary")
     for one in page.items:
@@ -172,13 +182,13 @@ def logs(
     if as_json:
         show.as_json(said)
     else:
-        _print(said)
+        _print(said, sys.stdout)
 
 
 @app.command()
 def artifacts(
     run_id: RunId,
-    path: Annotated[str | None, typer.Argument(help="Take this one.", show_default=False)] = None,
+    path: Annotated[str | None, typer.Argument(metavar="PATH", help="Take this one.", show_default=False)] = None,
     to: Annotated[Path | None, typer.Option("--to", metavar="FILE", help="Where to; - is standard output.")] = None,
     as_json: show.AsJson = False,
 ) -> None:
@@ -192,6 +202,9 @@ def artifacts(
             found = server.get(f"/tool-runs/{run_id}/artifacts", list[ArtifactView])
         if as_json:
             show.as_json(found)
+            return
+        if not found:
+            show.say(f"run {run_id} left nothing")
             return
         rows = show.table("path", "bytes", "type", "sha256")
         for one in found:
@@ -235,15 +248,15 @@ def cancel(
         show.line(f"run {done.id} is {'told to stop' if not done.status.terminal else done.status.value}")
 
 
-def _follow(server: Server, asked: ToolRunView) -> ToolRunView:
-    """Print what the run says until it has ended."""
+def _follow(server: Server, asked: ToolRunView, *, aloud: bool) -> ToolRunView:
+    """Print what the run says until it has ended; not `aloud`, all of it on standard error."""
     said = ToolLogs(attempt=None, stdout="", stderr="", stdout_next=0, stderr_next=0)
     told = ""
     while True:
         now = server.get(f"/tool-runs/{asked.id}", ToolRunView)
         query = {"stdout_from": said.stdout_next, "stderr_from": said.stderr_next}
         said = server.get(f"/tool-runs/{asked.id}/logs", ToolLogs, query)
-        _print(said)
+        _print(said, sys.stdout if aloud else sys.stderr)
         if now.status.terminal:
             return now
         if now.status is JobState.RUNNING:
@@ -254,9 +267,9 @@ def _follow(server: Server, asked: ToolRunView) -> ToolRunView:
         time.sleep(LOOK_EVERY)
 
 
-def _print(said: ToolLogs) -> None:
-    sys.stdout.write(show.printable(said.stdout))
-    sys.stdout.flush()
+def _print(said: ToolLogs, to: TextIO) -> None:
+    to.write(show.printable(said.stdout))
+    to.flush()
     sys.stderr.write(show.printable(said.stderr))
     sys.stderr.flush()
 

@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 
 def up(
     host: Annotated[str | None, typer.Option(help="The address to listen on.", show_default="127.0.0.1")] = None,
-    port: Annotated[int | None, typer.Option(help="The port; 0 takes a free one.", show_default="8420")] = None,
+    port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="The port; 0 takes a free one.", show_default="8420")
+    ] = None,
     api_only: Annotated[bool, typer.Option("--api-only", help="The API alone: no lanes, no maintenance.")] = False,
     no_lanes: Annotated[bool, typer.Option("--no-lanes", help="Claim no jobs here.")] = False,
     no_maintenance: Annotated[bool, typer.Option("--no-maintenance", help="Never lead.")] = False,

@@ -63,7 +63,7 @@ def list_users(as_json: show.AsJson = False) -> None:
 
 @app.command(name="show")
 def show_user(
-    name: Annotated[str | None, typer.Argument(help="The user.", show_default="oneself")] = None,
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="The user.", show_default="oneself")] = None,
     as_json: show.AsJson = False,
 ) -> None:
     """Show a user, or oneself and what one may.
@@ -99,7 +99,7 @@ def roles(
 
 @app.command()
 def password(
-    name: Annotated[str | None, typer.Argument(help="Whose.", show_default="one's own")] = None,
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="Whose.", show_default="one's own")] = None,
     password_stdin: FromStdin = False,
     as_json: show.AsJson = False,
 ) -> None:

@@ -45,7 +45,7 @@ def names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
-def payload(given: str) -> Any:
+def payload(given: str, option: str = "--payload") -> Any:
     """JSON as it stands, from a file (`@file`), or from standard input (`-`)."""
     if given == "-":
         return _json(_text(sys.stdin.buffer.read(), "standard input"), "standard input")
@@ -54,8 +54,8 @@ def payload(given: str) -> Any:
         try:
             return _json(_text(path.read_bytes(), str(path)), str(path))
         except OSError as error:
-            raise BadInput(f"the payload {path} can't be read: {error.strerror}") from None
-    return _json(given, "--payload")
+            raise BadInput(f"{option}: {path} can't be read: {error.strerror}") from None
+    return _json(given, option)
 
 
 def password_from_stdin() -> str:

@@ -102,7 +102,7 @@ def merge(
 ) -> None:
     """Merge one type into another: all its relations are rewritten. `kg vocab undo` undoes it.
 
-    Example: kg vocab merge EMPLOYS USES
+    Example: kg vocab merge PREVENTS REDUCES
     """
     with remote.open_server(settings.load()) as server:
         done = server.post("/graph/vocabulary/merges", MergeView, {"merged": merged, "survivor": survivor}, within=600)

@@ -1,6 +1,7 @@
 """The MCP server itself, whatever it speaks through: what it offers, and its errors in one clear line each."""
 
 import inspect
+import json
 import logging
 from collections.abc import Callable
 from importlib.metadata import version
@@ -8,9 +9,10 @@ from typing import Any
 
 from mcp.server.mcpserver import Context, MCPServer
 from mcp.server.mcpserver.exceptions import ResourceError, ToolError
-from mcp_types import ToolAnnotations
+from mcp_types import CallToolResult, TextContent, ToolAnnotations
 from pydantic import ValidationError
 
+from kappa.app.api.wording import what_is_wrong
 from kappa.pg import KappaError
 
 READS = ToolAnnotations(read_only_hint=True, open_world_hint=False)
@@ -42,7 +44,7 @@ class Server(MCPServer[Any]):
             # The SDK drops them without a word, and the agent believes that they counted.
             raise ToolError(f"{name} has no {', '.join(unknown)}: it takes {', '.join(known) or 'nothing'}")
         try:
-            return await super().call_tool(name, arguments, context)
+            return _compact(await super().call_tool(name, arguments, context))
         except ToolError as error:
             if (line := _line(error.__cause__)) is None:
                 raise
@@ -57,6 +59,14 @@ class Server(MCPServer[Any]):
             raise ResourceError(line) from error.__cause__
 
 
+def _compact(result: Any) -> Any:
+    """The same answer in fewer characters: agents pay for each, and the SDK indents what they read."""
+    if isinstance(result, CallToolResult) and result.structured_content is not None:
+        said = json.dumps(result.structured_content, ensure_ascii=False, separators=(",", ":"))
+        return result.model_copy(update={"content": [TextContent(type="text", text=said)]})
+    return result
+
+
 def _line(cause: BaseException | None) -> str | None:
     """What to say of a failure that was foreseen."""
     if isinstance(cause, KappaError):
@@ -64,5 +74,5 @@ def _line(cause: BaseException | None) -> str | None:
     if isinstance(cause, ToolError):
         return str(cause)
     if isinstance(cause, ValidationError):
-        return "; ".join(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in cause.errors())
+        return "; ".join(f"{'.'.join(map(str, fault['loc']))}: {what_is_wrong(fault)}" for fault in cause.errors())
     return None

@@ -1,4 +1,4 @@
-"""The queue beside its peers and beside the limit: `python -m benchmarks.queue [--quick] [--json FILE]`.
+"""The queue beside its peers and beside the limit: `python -m benchmarks.queue [--quick] [--part NAME] [--json FILE]`.
 
 One embedded server with durable defaults, a fresh database for each contender, no-op jobs, full semantics (leases,
 fencing, history). What is compared is measured in turns, several times, and the medians are divided; a peer's drain is
@@ -9,7 +9,7 @@ import argparse
 import statistics
 import sys
 import tempfile
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
@@ -26,6 +26,7 @@ from kappa.pg.embedded import EmbeddedServer
 
 DRIVER = Path(__file__).parent / "peers" / "drivers" / "run_kappa.py"
 BACKLOG = 1_000_000
+PARTS = ("idle", "enqueue", "drain", "latency", "growth")
 CALLERS, CONNECTIONS = 64, (4, 16)
 """Who enqueue one job at a time on one event loop, as requests to a web server do, and what they share."""
 
@@ -56,11 +57,12 @@ class Bench:
     def __init__(self, server: EmbeddedServer, quick: bool) -> None:
         self.server = server
         self.rounds = 2 if quick else 3
-        self.jobs = 30_000 if quick else 100_000
+        self.jobs = 60_000 if quick else 100_000  # of fewer, beginning and end would be a tenth
+        self.batch_jobs = 30_000 if quick else 100_000
         self.slow_jobs = 1_000 if quick else 4_000
-        self.seconds = 0.6 if quick else 3.0
+        self.seconds = 0.5 if quick else 3.0
         self.samples = 50 if quick else 300
-        self.idle_seconds = 12.0 if quick else 30.0
+        self.idle_seconds = 20.0 if quick else 60.0
         self.finished, self.future = (200_000, 20_000) if quick else (1_000_000, 100_000)
         self.quick = quick
         self.report = Report("bars of the queue")
@@ -80,17 +82,12 @@ class Bench:
         peer.install(url)
         return url
 
-    def run(self) -> None:
+    def run(self, parts: Sequence[str]) -> None:
         ensure()
         for gone in self.missing:
             console.print(f"[bold red]NOT MEASURED: {gone.name}: {gone.reason}[/]")
-        with self.idling() as idle:
-            # Idle workers ask for so little that enqueueing beside them is not disturbed, nor are they by it.
-            self.enqueue()
-            idle()
-        self.drain()
-        self.latency()
-        self.growth()
+        for part in parts:
+            getattr(self, part)()
         self.report.show()
 
     def in_turns(
@@ -121,14 +118,14 @@ class Bench:
                     peer.enqueue_crowd, urls[name], self.seconds, CALLERS, connections
                 )
                 for name, peer in everyone.items()
-                for connections in CONNECTIONS
+                for connections in (CONNECTIONS[:1] if self.quick else CONNECTIONS)  # four were everybody's best
             },
         )
         batch = self.in_turns(
             "enqueue batch of 1000",
-            {name: lambda p=peer, u=urls[name]: p.enqueue_batch(u, self.jobs) for name, peer in everyone.items()},
+            {name: lambda p=peer, u=urls[name]: p.enqueue_batch(u, self.batch_jobs) for name, peer in everyone.items()},
         )
-        copy = self.report.figure("ceiling: binary COPY", ceiling.copy_in(self.database(), self.jobs))
+        copy = self.report.figure("ceiling: binary COPY", ceiling.copy_in(self.database(), self.batch_jobs))
         self.report.figure("enqueue batch, share of COPY's ceiling", batch["Kappa"] / copy)
         if "PgQueuer" in one:
             self.report.bar("enqueue one, a caller alone / PgQueuer", one["Kappa"] / one["PgQueuer"], 1.5)
@@ -189,21 +186,29 @@ class Bench:
         self.report.bar("pick-up p50 / best peer", found["Kappa p50"] / theirs, 1.0, at_most=True)
 
     @contextmanager
-    def idling(self) -> Generator[Callable[[], None]]:
-        """Everybody's idle workers, each on a database of its own. The call waits for their figures."""
+    def no_vacuum(self) -> Generator[None]:
+        with closing(psycopg.connect(self.server.url(database="postgres"), autocommit=True)) as admin:
+            admin.execute("ALTER SYSTEM SET autovacuum = off")
+            admin.execute("SELECT pg_reload_conf()")
+            yield
+            admin.execute("ALTER SYSTEM RESET autovacuum")
+            admin.execute("SELECT pg_reload_conf()")
+
+    def idle(self) -> None:
+        """Everybody's idle workers, each on a database of its own, and nobody else.
+
+        Whoever listens is woken by the notifications of other databases too, when these are many; and what a visit of
+        autovacuum commits in a database would be taken for its worker's.
+        """
+        console.print("[bold]idle, transactions/s of one worker process[/]")
         everyone: list[Peer] = [KAPPA, *self.peers]
-        with ThreadPoolExecutor(len(everyone)) as threads:
+        with self.no_vacuum(), ThreadPoolExecutor(len(everyone)) as threads:
             idle = {
                 peer.name: threads.submit(peer.idle_tps, self.contender(peer), self.idle_seconds) for peer in everyone
             }
-
-            def say() -> None:
-                console.print("[bold]idle, transactions/s of one worker process[/]")
-                for name, rate in idle.items():
-                    self.report.figure(f"idle: {name}", rate.result())
-                self.report.bar("idle transactions/s", idle[KAPPA.name].result(), 1.5, at_most=True)
-
-            yield say
+            for name, rate in idle.items():
+                self.report.figure(f"idle: {name}", rate.result())
+        self.report.bar("idle transactions/s", idle[KAPPA.name].result(), 1.5, at_most=True)
 
     def growth(self) -> None:
         console.print(
@@ -260,13 +265,14 @@ def _queue_elsewhere(url: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--quick", action="store_true", help="smaller data, fewer rounds: a few minutes")
+    parser.add_argument("--part", action="append", choices=PARTS, help="only this one; can be given several times")
     parser.add_argument("--json", type=Path, help="write bars and figures to this file")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="kappa-bench-") as home:
         server = EmbeddedServer(Path(home), settings={"max_connections": "200"}, say=console.print)
         with server.hold("the benchmark"):
             bench = Bench(server, arguments.quick)
-            bench.run()
+            bench.run(arguments.part or PARTS)
     if arguments.json:
         bench.report.write(arguments.json)
 

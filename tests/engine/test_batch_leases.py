@@ -80,6 +80,49 @@ def test_a_batch_that_is_settled_leaves_nothing_behind(connection: Connection) -
     assert all(job.started_at is not None for job in ended)
 
 
+@pytest.mark.parametrize("priorities", [(0, 0, 0, 0), (0, 5, -3, 5)])
+def test_a_whole_batch_and_a_part_of_one_are_settled_alike(connection: Connection, priorities: tuple[int, ...]) -> None:
+    ended: list[set[tuple[Any, ...]]] = []
+    for settle in (lambda batch: [batch], lambda batch: [batch[:1], batch[1:]]):
+        for priority in priorities:
+            put(connection, max_attempts=3, priority=priority)
+        claimed = take_light(connection)
+        for part in settle(claimed):
+            assert run(connection, jobs.settle_succeeded(held(*part))) == {job.id for job in part}
+        assert batches(connection) == []
+        assert run(connection, jobs.settle_succeeded(held(*claimed))) == set()
+        found = [see(connection, job.id) for job in claimed]
+        ended.append({(job.state, job.attempt, job.priority, job.started_at == job.finished_at) for job in found})
+    assert ended[0] == ended[1] == {(JobState.SUCCEEDED, 1, priority, True) for priority in priorities}
+
+
+def test_a_whole_batch_is_settled_with_the_one_that_was_told_to_stop(connection: Connection, client: Client) -> None:
+    claimed = batch_of(connection)
+    client.cancel(claimed[1].id, "enough")
+    assert run(connection, jobs.settle_succeeded(held(*claimed))) == {job.id for job in claimed}
+    assert {see(connection, job.id).state for job in claimed} == {JobState.SUCCEEDED}
+    assert batches(connection) == []
+
+
+def test_of_a_whole_batch_the_job_that_is_not_there_is_told_of_as_lost(connection: Connection) -> None:
+    claimed = batch_of(connection)
+    connection.execute("DELETE FROM kappa.jobs WHERE id = %s", [claimed[1].id])
+    assert run(connection, jobs.settle_succeeded(held(*claimed))) == {claimed[0].id, claimed[2].id}
+
+
+def test_a_whole_batch_of_children_tells_its_parents(url: str, connection: Connection) -> None:
+    parents = [put(connection, kind="tool_run") for _ in range(3)]
+    for parent in parents:
+        put(connection, max_attempts=3, parent_id=parent, spawn_key="child")
+    claimed = take_light(connection)
+    assert len(claimed) == 3
+    with psycopg.connect(url, autocommit=True) as listening:
+        listening.execute("LISTEN kappa_job")
+        run(connection, jobs.settle_succeeded(held(*claimed)))
+        told = {notify.payload for notify in listening.notifies(timeout=10, stop_after=3)}
+    assert told == {f"child {parent}" for parent in parents}
+
+
 def test_each_job_of_a_batch_ends_in_its_own_way(connection: Connection) -> None:
     good, bad, back, still = batch_of(connection, 4)
     run(connection, jobs.settle_succeeded(held(good)))

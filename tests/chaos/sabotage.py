@@ -10,7 +10,7 @@ FENCED = ("mark_started", "renew", "settle_succeeded", "settle", "put_back", "re
 def without_fencing(connection: Connection) -> None:
     """Whoever knows a running job's id may write to it, whatever its token."""
     for name in FENCED:
-        _replace(connection, name, r"j\.lease_token = \w+\.token", "j.lease_token IS NOT NULL")
+        _replace(connection, name, r"j\.lease_token = \w+\.token\b", "j.lease_token IS NOT NULL")
 
 
 def adopt_last(connection: Connection) -> None:

@@ -106,11 +106,11 @@ class Bench:
         console.print("[bold]enqueue, jobs/s[/]")
         everyone = {peer.name: peer for peer in (KAPPA, *self.peers)}
         urls = {name: self.contender(peer) for name, peer in everyone.items()}
-        one = self.in_turns(
-            "enqueue one",
-            {name: lambda p=peer, u=urls[name]: p.enqueue_one(u, self.seconds) for name, peer in everyone.items()},
-            rounds=5,
-        )
+        alone: dict[str, Callable[[], float]] = {
+            name: partial(peer.enqueue_one, urls[name], self.seconds) for name, peer in everyone.items()
+        }
+        alone["a bare insert, the limit"] = partial(ceiling.insert_one, self.database(), self.seconds)
+        one = self.in_turns("enqueue one", alone, rounds=5)
         crowd = self.in_turns(
             f"enqueue one, {CALLERS} callers",
             {

@@ -60,6 +60,18 @@ def pgbench_drain(binary: str, url: str, jobs: int, clients: int, batch: int) ->
     return rate
 
 
+def insert_one(url: str, seconds: float) -> float:
+    """Commits/s of one connection that inserts a small row into a table with nothing but a key, by libpq alone."""
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("create table if not exists bare (id bigserial primary key, n int)")
+        connection.pgconn.prepare(b"one", b"insert into bare (n) values ($1) returning id")
+        rows, began = 0, time.monotonic()
+        while (passed := time.monotonic() - began) < seconds:
+            connection.pgconn.exec_prepared(b"one", [b"1"])
+            rows += 1
+    return rows / passed
+
+
 def copy_in(url: str, jobs: int, batch: int = 1000) -> float:
     """Rows/s of binary COPY over one connection, a commit a batch."""
     install(url)

@@ -80,17 +80,17 @@ def test_only_those_who_run_the_server_register_tools(shared: Up, kg: Person) ->
 
 
 @pytest.mark.parametrize(
-    ("args", "says"),
+    ("code", "args", "says"),
     [
-        (("tool", "run", "unheard-of"), "there is no tool 'unheard-of'"),
-        (("tool", "show", "4711"), "there is no tool run 4711"),
-        (("tool", "add", "empty"), "the tool 'empty' needs a command to run, or an image"),
-        (("tool", "add", "Bad Name", "--", "true"), "name"),
-        (("tool", "add", "greedy", "--memory-mb", "1", "--", "true"), "memory_mb"),
+        (1, ("tool", "run", "unheard-of"), "there is no tool 'unheard-of'"),
+        (1, ("tool", "show", "4711"), "there is no tool run 4711"),
+        (1, ("tool", "add", "empty"), "the tool 'empty' needs a command to run, or an image"),
+        (2, ("tool", "add", "Bad Name", "--", "true"), "'NAME'"),
+        (2, ("tool", "add", "greedy", "--memory-mb", "1", "--", "true"), "'--memory-mb'"),
     ],
 )
-def test_what_makes_no_sense_is_refused(kg: Person, args: tuple[str, ...], says: str) -> None:
-    assert says in kg.refused(1, *args)
+def test_what_makes_no_sense_is_refused(kg: Person, code: int, args: tuple[str, ...], says: str) -> None:
+    assert says in kg.refused(code, *args)
 
 
 def test_without_a_queue_a_run_is_done_in_the_request_and_one_more_is_refused(start_up: Callable[..., Up]) -> None:

@@ -275,13 +275,16 @@ async def test_a_handler_that_waits_holds_up_none_of_those_behind_it(engine: Eng
 
 
 async def test_a_handler_that_ran_out_of_time_takes_no_other_with_it(engine: Engine, client: Client) -> None:
-    @engine.job("hang", timeout=timedelta(milliseconds=50))
+    @engine.job("hang")
     async def hang(ctx: AsyncJobContext, long: bool) -> None:
         if long:
             await asyncio.Event().wait()
 
     lane(engine, "hang", slots=100)
-    made = [client.enqueue("hang", long).id for long in (False, True, False, True, False)]
+    short, enough = timedelta(milliseconds=50), timedelta(minutes=1)
+    made = [
+        client.enqueue("hang", long, timeout=short if long else enough).id for long in (False, True, False, True, False)
+    ]
     await drain(engine, FOLLOWER)
     states = [client.show(job).state.value for job in made]
     assert states == ["succeeded", "timed_out", "succeeded", "timed_out", "succeeded"]

@@ -65,8 +65,9 @@ def _load(place: str) -> Callable[[Engine], object]:
         found = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
         raise BadSetting(
-            f"the handlers {place!r} can't be loaded: {error}; they look like package.module:function"
+            f"the handlers {place!r} (KAPPA_HANDLERS, --handlers) can't be loaded: {error}; they look like"
+            " package.module:function"
         ) from None
     if not callable(found):
-        raise BadSetting(f"the handlers {place!r} can't be loaded: that is no function")
+        raise BadSetting(f"the handlers {place!r} (KAPPA_HANDLERS, --handlers) can't be loaded: that is no function")
     return found

@@ -261,6 +261,9 @@ time.sleep(600)
 """
 """A child that ignores SIGTERM, one that left the session, and one whose parents are gone."""
 
+SLEEPS_ELSEWHERE = """sh -c 'setsid sleep 600 & echo token elsewhere; wait';"""
+"""A grandchild that left the session: the supervisor's own when both of its parents have gone."""
+
 
 @pytest.mark.parametrize("max_attempts", [1, 2])
 async def test_a_run_whose_supervisor_is_killed_is_a_lost_attempt_with_nothing_left_of_it(
@@ -371,6 +374,26 @@ async def test_a_supervisor_keeps_the_time_though_no_worker_looks_after_it(
         killed.kill()
     gone(lambda: at.runner.find(FIRST).running, "the run")
     assert at.processes() == []
+    await adopt(engine)
+    assert (await floor.show()).status is JobState.TIMED_OUT
+    floor.is_gone(bench)
+
+
+@pytest.mark.parametrize("at", ["process"], indirect=True)
+async def test_a_family_that_is_slow_to_die_is_waited_for(
+    engine: Engine, floor: Floor, bench: Bench, url: str, at: Place
+) -> None:
+    everywhere = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(everywhere)})  # with its supervisor on one core, where it runs when nobody else does
+    try:
+        with worker(url, at) as killed:
+            await floor.ask(f"chrt --idle --pid 0 $$; {SLEEPS_ELSEWHERE} exit 0", timeout=1)
+            await floor.token()
+            killed.kill()
+        gone(lambda: at.runner.find(FIRST).running, "the run")
+        assert at.processes() == []
+    finally:
+        os.sched_setaffinity(0, everywhere)
     await adopt(engine)
     assert (await floor.show()).status is JobState.TIMED_OUT
     floor.is_gone(bench)

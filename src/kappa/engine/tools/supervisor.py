@@ -17,6 +17,7 @@ import stat
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
@@ -111,7 +112,7 @@ class Run:
         except (OSError, subprocess.SubprocessError) as error:
             return {"not_started": f"the tool could not be started: {os.strerror(getattr(error, 'errno', 0) or 0)}"}
         why = self._follow(child)
-        end_everything(child.pid)
+        end_everything(child)
         self._drain_all(child)  # not before: a child that goes on writing would never let this end
         code = child.wait()
         ended: dict[str, Any] = {"code": code} if code >= 0 else {"signal": -code}
@@ -188,18 +189,36 @@ class Run:
         return len(piece)
 
 
-def end_everything(leader: int) -> None:
-    """Kill the tool's process group, and every descendant wherever it went: they are all ours by adoption."""
+def end_everything(tool: "subprocess.Popen[bytes]") -> None:
+    """Kill the tool's process group, and every descendant wherever it went: they are all ours by adoption.
+
+    A killed process hands its children on when it gets to run again, which on a busy machine is later than any look at
+    the list of ours. So the end is when the kernel knows of no child at all, the tool's own process among them.
+    """
     while True:
-        for kill, pid in [(os.killpg, leader), *((os.kill, pid) for pid in children())]:
-            try:
-                kill(pid, signal.SIGKILL)
-            except (ProcessLookupError, PermissionError):
-                continue
-        reap(leader)
-        if not [pid for pid in children() if pid != leader]:
+        if tool.poll() is None:
+            kill(os.killpg, tool.pid)
+        for pid in children():
+            kill(os.kill, pid)
+        reap(tool.pid)
+        if tool.poll() is not None and not has_children():
             return
         time.sleep(0.01)
+
+
+def kill(how: Callable[[int, int], None], pid: int) -> None:
+    try:
+        how(pid, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        return
+
+
+def has_children() -> bool:
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
 
 
 def children() -> list[int]:

@@ -60,6 +60,24 @@ def test_a_program_gets_a_line_of_json_for_each_change(kg: Person) -> None:
     assert f"job {seen[0]['id']} was created" in done.stderr
 
 
+def test_a_long_payload_is_cut_for_people_and_whole_for_programs(kg: Person) -> None:
+    long = "x" * 9_980
+    payload = json.dumps({"gates": long, "steps": 1})
+    job = kg.says("job", "enqueue", "gated", "--delay", "1h", "--payload", payload)["id"]
+    said = kg("job", "show", job).stdout
+    assert f"… ({len(payload):,} characters; --json has them all)" in said.replace("\n", "").replace("           ", "")
+    assert len(said) < 2_000
+    assert kg.says("job", "show", job)["payload"]["gates"] == long
+
+
+def test_no_line_for_a_program_ends_in_blanks(kg: Person) -> None:
+    kg.says("job", "enqueue", "self_test")
+    for command in (("job", "list"), ("job", "show", "1"), ("admin", "workers")):
+        said = kg(*command).stdout
+        assert said.strip()
+        assert [line for line in said.splitlines() if line != line.rstrip()] == []
+
+
 def test_a_terminal_gets_a_bar(kg: Person) -> None:
     code, seen = kg.on_terminal("job", "enqueue", "self_test", "--payload", '{"steps": 2}', "--watch")
     assert code == 0, seen

@@ -16,6 +16,7 @@ import pytest
 from kappa.app import serve, wiring
 from kappa.app.settings import BadSetting, Settings
 from kappa.pg import Database
+from kappa.pg.errors import PgError
 from tests.app import gated
 from tests.app.conftest import Up
 from tests.ground import PATIENCE, eventually, kg
@@ -171,6 +172,22 @@ def test_worker_processes_end_when_their_parent_is_killed(start_up: Start) -> No
             with suppress(psutil.NoSuchProcess):
                 child.kill()
     assert "Fatal Python error" not in up.said, up.said
+
+
+def test_an_embedded_server_that_is_killed_comes_back_while_its_database_is_open(home: Path) -> None:
+    settings = Settings(home=home)
+    with wiring.open_database(settings, "a test", lambda _: None) as database:
+        killed = wiring.embedded_server(settings, lambda _: None).status().pid
+        assert killed is not None
+        psutil.Process(killed).kill()
+
+        def answers() -> bool:
+            with suppress(psycopg.OperationalError, PgError), database.connect() as connection:
+                return connection.execute("SELECT 42").fetchone() == (42,)
+            return False
+
+        eventually(lambda: not psutil.pid_exists(killed) or psutil.Process(killed).status() == psutil.STATUS_ZOMBIE)
+        eventually(answers, what="the server answers at its address")
 
 
 def test_a_port_that_is_taken_is_said(url: str, home: Path) -> None:

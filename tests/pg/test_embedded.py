@@ -10,7 +10,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 import psutil
@@ -19,7 +19,8 @@ import pytest
 
 from kappa.pg.embedded import EmbeddedServer, binaries, find_binaries, server
 from kappa.pg.embedded.binaries import Account
-from kappa.pg.embedded.locks import FileLock
+from kappa.pg.embedded.locks import FileLock, is_held
+from kappa.pg.embedded.server import LOOPBACK, State
 from kappa.pg.errors import BinariesNotFound, ServerFailed, ServerInUse, ServerNotRunning
 from tests.conftest import quick_directory
 from tests.ground import Script, eventually, lacking
@@ -165,6 +166,55 @@ def test_what_is_left_of_a_killed_server_is_waited_for(
         os.kill(orphan, signal.SIGCONT)
         assert answer(started.result()) == 42
     connection.close()
+
+
+def test_a_server_that_is_killed_comes_back_at_its_address_while_somebody_keeps_it_up(
+    embedded: EmbeddedServer,
+) -> None:
+    with embedded.hold("a test") as url, embedded.kept_up():
+        for _ in range(2):
+            before = server_pid(embedded)
+            os.kill(before, signal.SIGKILL)
+            eventually(lambda: embedded.status().pid not in (None, before), what="another server")  # noqa: B023
+            eventually(lambda: embedded.status().state is State.READY, what="a server that has recovered")
+            assert answer(url) == 42
+
+
+def test_a_server_that_is_stopped_stays_so_though_somebody_keeps_it_up(
+    embedded: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[Path] = []
+
+    def noted(path: Path) -> bool:
+        looks.append(path)
+        return is_held(path)
+
+    with embedded.hold("a test"), embedded.kept_up():
+        embedded.stop(force=True)
+        monkeypatch.setattr(server, "is_held", noted)
+        eventually(lambda: len(looks) >= 3, what="several looks at what has been stopped")
+        assert not embedded.status().running
+
+
+def test_a_killed_server_whose_address_is_taken_is_tried_again_until_it_is_free(
+    embedded: EmbeddedServer, home: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(server, "TRY_AGAIN", 0.1)
+    with embedded.hold("a test") as url:
+        port = embedded.status().port
+        assert port is not None
+        with closing(socket.socket()) as taker, embedded.kept_up():
+            lock = FileLock.take(home / "postgres" / "life.lock")
+            assert lock is not None
+            with lock:  # nobody starts it meanwhile
+                kill_server(embedded)
+                taker.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                taker.bind((LOOPBACK, port))
+                taker.listen()
+            eventually(lambda: f"port {port} on 127.0.0.1 is in use" in caplog.text, what="a word about the port")
+            taker.close()
+            eventually(lambda: embedded.status().state is State.READY, what="the server at its port")
+            assert answer(url) == 42
 
 
 @pytest.mark.parametrize("with_socket_lock", [False, True])

@@ -218,7 +218,7 @@ class Server:
         loop = asyncio.get_running_loop()
 
         def told() -> None:
-            log.info("told to stop: draining")
+            log.info("told to stop: what runs has %g s to finish, a second signal ends it now", self._settings.grace)
             self.stop()
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.remove_signal_handler(number)

@@ -38,7 +38,8 @@ def open_database(settings: Settings, who: str, say: Callable[[str], None]) -> G
         direct = settings.database_direct_url or settings.database_url
         yield Database(settings.database_url.get_secret_value(), direct.get_secret_value(), settings.bounds)
         return
-    with embedded_server(settings, say).hold(who) as url:
+    server = embedded_server(settings, say)
+    with server.hold(who) as url, server.kept_up():
         yield Database(url, bounds=settings.bounds)
 
 

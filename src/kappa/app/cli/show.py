@@ -2,9 +2,10 @@
 
 import json
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import IO, TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 from rich.console import Console
@@ -17,13 +18,29 @@ if TYPE_CHECKING:
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
 _AS_WIDE_AS_IT_TAKES = 10_000
+_FILLED = re.compile(r" +\n")
+
+
+class _Out:
+    """Standard output as it is at the time, without the spaces that fill a table's last column."""
+
+    def write(self, text: str) -> int:
+        sys.stdout.write(_FILLED.sub("\n", text))
+        return len(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(sys.stdout, name)
 
 
 def _console(*, stderr: bool = False) -> Console:
     made = Console(stderr=stderr, highlight=False)
+    if made.is_terminal:
+        return made
     # A program that reads a table wants a row on a line, not what fits into a window that isn't there.
-    if not made.is_terminal and "COLUMNS" not in os.environ:
+    if "COLUMNS" not in os.environ:
         made.width = _AS_WIDE_AS_IT_TAKES
+    if not stderr:
+        made.file = cast(IO[str], _Out())
     return made
 
 

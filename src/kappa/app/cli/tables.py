@@ -27,6 +27,8 @@ from kappa.engine import JobState
 
 LIVE = (JobState.AWAITING_APPROVAL, JobState.SCHEDULED, JobState.QUEUED, JobState.RUNNING)
 CELLS = 16
+MOST = 1_000
+"""Characters of a payload or a result."""
 
 _COLOURS = {
     JobState.AWAITING_APPROVAL: "magenta",
@@ -54,6 +56,12 @@ def span(seconds: float) -> str:
 
 def compact(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
+
+
+def shortened(value: Any) -> str:
+    """As much of a value as a person reads; a list of a thousand names is for `--json`."""
+    text = compact(value)
+    return text if len(text) <= MOST else f"{text[:MOST]}… ({len(text):,} characters; --json has them all)"
 
 
 def cell(value: object, style: str = "") -> Text:
@@ -106,8 +114,8 @@ def job_fields(job: JobView) -> dict[str, str]:
         "reason": job.reason,
         "priority": job.priority,
         "try": f"{job.attempt} of {job.max_attempts}",
-        "payload": compact(job.payload),
-        "result": None if job.result is None else compact(job.result),
+        "payload": shortened(job.payload),
+        "result": None if job.result is None else shortened(job.result),
         "estimate": None if job.estimate is None else compact(job.estimate),
         "submitted": f"{when(job.created_at)} by {job.submitted_by or 'nobody'}",
         "approved": None if job.approved_at is None else f"{when(job.approved_at)} by {job.approved_by or 'its kind'}",
@@ -120,7 +128,7 @@ def job_fields(job: JobView) -> dict[str, str]:
         "dedup key": job.dedup_key,
         "parent": job.parent_id,
         "retry of": job.retry_of,
-        "error": job.error_summary,
+        "earlier error" if job.state is JobState.SUCCEEDED else "error": job.error_summary,
         "traceback": job.error_detail,
     }
     return {name: str(value) for name, value in facts.items() if value not in (None, "")}

@@ -67,4 +67,4 @@ def _greet(now: "Up") -> None:
         lines["sign in"] = "the user operator is switched off; use a token of somebody else's"
     lines["people"] = "kg user make NAME --role contributor"
     show.fields(lines)
-    show.say("ctrl-C stops it")
+    show.say("ctrl-C stops it when what runs has finished, a second one at once")

@@ -11,6 +11,7 @@ import pytest
 from psycopg import sql
 
 from kappa.engine import AsyncJobContext, Client, Engine, Executor, JobContext, JobState, Lane, WorkerConfig
+from kappa.engine import worker as worker_module
 from kappa.engine.config import kept_threads
 from kappa.engine.maintenance.services import Promoter, Reaper
 from kappa.engine.model import MAX_LANE_SLOTS
@@ -325,25 +326,46 @@ async def test_a_kind_that_moves_to_a_lane_that_nobody_served_is_served_there_wi
     crowd = Crowd(engine, "stay", "other")
     crowd.let_go()
     lane(engine, "first", "stay", "other", poll_ms=50)
-    lane(engine, "second", poll_ms=50)
+    others = ("second", "third", "fourth")  # the look that comes with the first word from the server may find one
+    for name in others:
+        lane(engine, name, poll_ms=50)
     async with working(engine, FOLLOWER):
         await heard.until("asleep", lane="first")
-        client.move_kind("stay", "second")
-        made = client.enqueue("stay")
-        await heard.until("settled", job=made.id)
+        for name in others:
+            client.move_kind("stay", name)
+            made = client.enqueue("stay")
+            await heard.until("settled", job=made.id, lane=name)
 
 
 async def test_a_lane_that_is_made_later_is_served_with_no_restart(
     engine: Engine, client: Client, heard: Heard
 ) -> None:
-    crowd = Crowd(engine, "stay", "later")
+    later = ("second", "third", "fourth")
+    crowd = Crowd(engine, "stay", *later)
     crowd.let_go()
     lane(engine, "first", "stay", poll_ms=50)
     async with working(engine, FOLLOWER):
         await heard.until("asleep", lane="first")
-        client.declare_lane(Lane("second", kinds=("later",), executor=Executor.ASYNC))
-        made = client.enqueue("later")
-        await heard.until("settled", job=made.id)
+        for name in later:
+            client.declare_lane(Lane(name, kinds=(name,), executor=Executor.ASYNC))
+            made = client.enqueue(name)
+            await heard.until("settled", job=made.id)
+
+
+async def test_a_lane_that_is_made_without_a_word_is_found_after_a_while(
+    engine: Engine, client: Client, heard: Heard, site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_module, "FIND_LANES_EVERY", 0.05)
+    later = ("second", "third", "fourth")
+    crowd = Crowd(engine, "stay", *later)
+    crowd.let_go()
+    lane(engine, "first", "stay")
+    async with working(engine, FOLLOWER):
+        await heard.until("asleep", lane="first")
+        for name in later:
+            site.do("INSERT INTO kappa.lanes (name, kinds, executor) VALUES (%s, %s, 'async')", name, [name])
+            made = client.enqueue(name)
+            await heard.until("settled", job=made.id)
 
 
 # Kinds
@@ -677,6 +699,12 @@ CREATE TRIGGER wait_at_start BEFORE UPDATE ON kappa.jobs FOR EACH ROW
 """Holds who writes that an attempt started at gate 9."""
 
 
+async def gone_on() -> None:
+    """Whatever could go on in this loop without an answer of the database has done so."""
+    for _ in range(200):
+        await asyncio.sleep(0)
+
+
 @pytest.mark.parametrize("executor", [Executor.THREAD, Executor.ASYNC])
 async def test_a_job_whose_start_is_being_written_when_the_worker_is_told_to_stop_has_its_grace(
     engine: Engine, client: Client, site: Site, executor: Executor
@@ -689,6 +717,7 @@ async def test_a_job_whose_start_is_being_written_when_the_worker_is_told_to_sto
     async with working(engine, replace(FOLLOWER, grace=timedelta(seconds=PATIENCE))) as worker:
         await seen(lambda: site.rows(WAITS), what="a start that is being written")
         worker.stop()
+        await gone_on()  # who would not wait for the start has given the job back by now
         site.open(9)
         await asyncio.to_thread(site.until_said, "began 1")
         site.open(1)
@@ -734,9 +763,11 @@ async def test_what_a_claim_brings_after_the_worker_was_told_to_stop_is_left_to_
         made = client.enqueue("step")
         await seen(lambda: site.rows(WAITS), what="a claim that waits for the lane")
         worker.stop()
+        await gone_on()  # who would not wait for the claim has cut it off by now
         site.do("SELECT pg_advisory_unlock(1262568289, hashtext(%s))", LANE)
     job = client.show(made.id)
     assert (begun, job.state, job.attempt) == ([], JobState.QUEUED, 0)
+    assert [event.event for event in client.history(made.id)[0]] == ["put_back"]
     await drain(engine, FOLLOWER)
     assert (begun, client.show(made.id).attempt) == ([made.id], 1)
 

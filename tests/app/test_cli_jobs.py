@@ -133,6 +133,7 @@ def test_a_payload_that_is_no_json_is_refused_with_its_place(kg: Person, payload
 def test_what_the_server_refuses_is_one_line(kg: Person) -> None:
     assert "'nonsense'" in kg.refused(1, "job", "enqueue", "nonsense")
     assert "steps" in kg.refused(1, "job", "enqueue", "self_test", "--payload", '{"steps": "many"}')
+    assert "stepps" in kg.refused(1, "job", "enqueue", "self_test", "--payload", '{"stepps": 3}')
     assert kg.refused(1, "job", "show", 999_999) == "there is no job 999999"
     assert kg.refused(1, "job", "watch", 999_999) == "there is no job 999999"
     # Half a surrogate pair is something that JSON can say and PostgreSQL can't keep.

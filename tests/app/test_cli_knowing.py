@@ -118,8 +118,14 @@ def test_a_picture_that_can_not_be_written_is_said_before_the_work(kg: Person, t
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_map_of_an_ontology_that_is_not_there_makes_no_job(kg: Person) -> None:
+    before = kg.says("job", "list", "--kind", "projection")
+    assert kg.refused(1, "projection", "--ontology", "nowhere") == "there is no ontology 'nowhere'"
+    assert kg.says("job", "list", "--kind", "projection") == before
+
+
 def test_a_job_that_fails_says_why(kg: Person) -> None:
-    done = kg("projection", "--ontology", "nowhere")
+    done = kg("job", "enqueue", "projection", "--payload", '{"ontology": "nowhere"}', "--watch")
     assert done.returncode == 1
     assert "there is no ontology 'nowhere'" in done.stdout
 

@@ -281,7 +281,7 @@ def test_slots_are_taken_by_what_runs_in_a_batch_or_not_and_not_by_a_parent_that
 
 def test_the_priority_of_what_a_batch_holds_stays(connection: Connection, client: Client) -> None:
     (job,) = batch_of(connection, 1)
-    with pytest.raises(IllegalTransition, match="is running and can't become re-prioritised"):
+    with pytest.raises(IllegalTransition, match="is running and can't be re-prioritised"):
         client.prioritise(job.id, 9)
     assert see(connection, job.id).priority == 0
 
@@ -337,7 +337,7 @@ def test_a_cancellation_that_meets_a_settlement_comes_too_late(
         run(owner, jobs.settle_succeeded(held(job)))
         with (
             rival_with(lambda own: client.cancel(job.id, connection=own), url) as cancelling,
-            pytest.raises(IllegalTransition, match="is succeeded and can't become cancelled"),
+            pytest.raises(IllegalTransition, match="is succeeded and can't be cancelled"),
         ):
             wait_until_blocked(connection)
             owner.commit()

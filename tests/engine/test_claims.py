@@ -539,19 +539,36 @@ def test_nobody_is_told_when_nobody_sleeps_and_one_is_told_for_many_jobs(
     assert heard == ["interactive", "the end"]
 
 
-@pytest.mark.parametrize("many", [False, True])
+@pytest.mark.parametrize("many", [0, 2, 2_001], ids=["one", "some", "thousands"])
 def test_a_lane_that_falls_asleep_before_the_caller_commits_is_told(
-    url: str, client: Client, connection: Connection, many: bool
+    url: str, client: Client, connection: Connection, many: int
 ) -> None:
     with listening(url, "kappa_wake") as ear, psycopg.connect(url) as caller:
         if many:
-            client.enqueue_many("ingestion", [1, 2], connection=caller)
+            client.enqueue_many("ingestion", [1] * many, connection=caller)
         else:
             client.enqueue("ingestion", connection=caller)
         run(connection, lanes.fall_asleep("interactive", "one"))
         caller.commit()
         connection.execute("SELECT pg_notify('kappa_wake', 'the end')")
         assert heard_by(ear) == "interactive"
+
+
+@pytest.mark.parametrize("many", [0, 2, 2_001], ids=["one", "some", "thousands"])
+def test_nobody_is_told_before_the_caller_commits_nor_if_it_rolls_back(
+    url: str, client: Client, connection: Connection, many: int
+) -> None:
+    run(connection, lanes.fall_asleep("interactive", "one"))
+    with listening(url, "kappa_wake") as ear, psycopg.connect(url) as caller:
+        for end in (caller.rollback, caller.commit):
+            if many:
+                client.enqueue_many("ingestion", [1] * many, connection=caller)
+            else:
+                client.enqueue("ingestion", connection=caller)
+            connection.execute("SELECT pg_notify('kappa_wake', 'before its end')")
+            end()
+        heard = [said.payload for said in ear.notifies(timeout=10, stop_after=3)]
+    assert heard == ["before its end", "before its end", "interactive"]
 
 
 @pytest.mark.parametrize("how", ["approve", "release", "put back", "reap", "promote", "wait for children"])

@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import sys
 import threading
+from contextlib import suppress
 from datetime import timedelta
 from types import ModuleType
 
@@ -18,11 +19,13 @@ from kappa.engine import (
     Executor,
     Job,
     JobContext,
+    JobFailed,
     JobState,
     Lane,
     LeaseLost,
     WorkerConfig,
     executors,
+    office,
 )
 from kappa.engine.testing import Heard, drain, maintain, working
 from tests.engine.site import HOUR_MS, Site, place, seen
@@ -726,6 +729,44 @@ async def test_a_parent_that_waits_in_a_lane_of_one_slot_lets_its_children_run_t
     assert client.show(made.id).result == [20, 10, 0]
     began_or_ended = [line.split()[2] for line in site.said]
     assert began_or_ended == ["began", "ended"] * 3
+
+
+@pytest.mark.parametrize("how", ["nothing", "result", "failure", "cancelled"])
+async def test_a_parent_hears_of_the_end_of_a_child_and_need_not_look(
+    engine: Engine, client: Client, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    monkeypatch.setattr(office, "LOOK_AT_CHILDREN", HOUR.total_seconds())
+    go = {number: asyncio.Event() for number in range(3)}
+
+    @engine.job("parent")
+    async def bear(ctx: AsyncJobContext) -> None:
+        children = [await ctx.spawn("child", number) for number in go]
+        with suppress(JobFailed):
+            await ctx.gather(*children)
+
+    @engine.job("child")
+    async def child(ctx: AsyncJobContext, number: int) -> int | None:
+        await go[number].wait()
+        if how == "failure":
+            raise JobFailed("a page is missing")
+        return number if how == "result" else None
+
+    engine.lane(Lane(LANE, kinds=("parent",), executor=Executor.ASYNC, poll_interval_ms=HOUR_MS))
+    begin = how != "cancelled"
+    engine.lane(Lane("nursery", kinds=("child",), max_slots=3, executor=Executor.ASYNC, enabled=begin))
+    engine.install()
+    made = client.enqueue("parent")
+    async with working(engine, FOLLOWER):
+        await seen(lambda: client.show(made.id).waiting)
+        # One after the other: of the first, the parent may learn by the look with which it begins to wait.
+        for job in reversed(client.list_jobs(kinds=["child"])):
+            if begin:
+                go[job.payload].set()
+            else:
+                client.cancel(job.id)
+            await seen(lambda job=job: client.show(job.id).state.terminal)
+        await seen(lambda: client.show(made.id).state.terminal, what="the parent's end")
+    assert client.show(made.id).state is JobState.SUCCEEDED
 
 
 async def test_children_that_nobody_spawned_are_not_waited_for(

@@ -48,6 +48,13 @@ class Diary:
         return None
 
 
+class DiaryAside(Diary):
+    """The same for what may take long."""
+
+    name = "diary aside"
+    aside = True
+
+
 class Faulty:
     """A service with a fault."""
 
@@ -349,6 +356,23 @@ async def test_what_takes_long_is_done_by_one_leader_at_a_time(url: str, watcher
             rest.close()
             await asyncio.to_thread(eventually, lambda: inside() == 1)
             watcher.execute("SELECT pg_advisory_unlock(1, 1)")
+
+
+async def test_a_leader_that_lost_its_session_leaves_also_what_takes_long_to_the_next(
+    url: str, watcher: Session
+) -> None:
+    async with standing(Node(url, "a", DiaryAside("a aside"))) as first:
+        await until_acted(watcher, "a aside")
+        first.diary.go_on.clear()
+        await first.diary.in_the_middle.wait()
+        async with standing(Node(url, "b", DiaryAside("b aside"))) as second:
+            terminate(watcher, first.diary.pid)
+            await second.heard.until("leading")
+            first.diary.go_on.set()
+            await first.heard.until("not_leading")
+            since = await until_acted(watcher, "b aside")
+            await until_acted(watcher, "b aside", after=since + 5)
+            assert authors(watcher, after=since) <= {"b", "b aside"}
 
 
 LEADING_PROCESS = """

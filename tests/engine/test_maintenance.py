@@ -297,6 +297,35 @@ async def test_the_origins_of_a_retry_are_kept_as_long_as_the_retry_is(
     assert [is_there(client, job) for job in (first, second, third)] == [False] * 3
 
 
+async def test_origins_of_origins_are_kept_however_many_there_are(
+    engine: Engine, client: Client, connection: Session
+) -> None:
+    connection.execute("UPDATE kappa.engine_settings SET keep_failed = '2 days'")
+    chain = [finished(connection, JobState.FAILED)]
+    for _ in range(20):
+        chain.append(finished(connection, JobState.FAILED, retry_of=chain[-1]))
+    retry = client.retry(chain[-1]).id
+    for days in (3, 5):
+        await maintain(engine, later=days * DAY, only=only("retention"))
+        assert all(is_there(client, job) for job in chain)
+    client.cancel(retry)
+    await maintain(engine, later=12 * DAY, only=only("retention"))
+    assert not any(is_there(client, job) for job in chain)
+
+
+async def test_what_something_refers_to_since_retention_began_its_round_is_kept(
+    client: Client, connection: Session, leader: AsyncConnection[Row]
+) -> None:
+    retention, now = Retention(Registry()), clock(connection) + 49 * HOUR
+    run(connection, maintenance.make_partitions(now, 2 * PARTITION_DAYS))
+    gone = finished(connection)
+    assert await retention.run_once(leader, now) == AT_ONCE  # it comes back for more
+    origin, other = finished(connection), finished(connection)
+    client.retry(origin)
+    await retention.run_once(leader, now)
+    assert [is_there(client, job) for job in (gone, origin, other)] == [False, True, False]
+
+
 async def test_what_a_schedule_enqueued_last_is_kept(engine: Engine, client: Client, connection: Session) -> None:
     before, last = finished(connection), finished(connection)
     client.put_schedule(Schedule("yearly", "0 0 1 1 *", "polarity"))
@@ -313,9 +342,11 @@ async def test_what_a_schedule_enqueued_last_is_kept(engine: Engine, client: Cli
 async def test_a_retry_that_is_being_made_keeps_its_origin(
     client: Client, connection: Session, other: Session, leader: AsyncConnection[Row], later: timedelta
 ) -> None:
-    origin = finished(connection)
     now = clock(connection) + later
     run(connection, maintenance.make_partitions(now, 2 * PARTITION_DAYS))
+    if later < 3 * DAY:  # no day is left to be dropped, for the lock of which the other would be waited for
+        await Retention(Registry()).run_once(leader, now)
+    origin = finished(connection)
     with other.transaction():
         retry = client.retry(origin, connection=other)
         cleaning = asyncio.create_task(Retention(Registry()).run_once(leader, now))

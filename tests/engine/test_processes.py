@@ -311,17 +311,32 @@ def test_the_child_processes_of_a_worker_end_with_it(engine: Engine, client: Cli
     eventually(lambda: not alive(pid))
 
 
-def test_a_second_signal_ends_a_worker_at_once(engine: Engine, client: Client, site: Site) -> None:
+def test_an_interrupt_drains_a_worker_too(engine: Engine, client: Client, site: Site) -> None:
+    site.shut(1)
+    with worker(site, "thread") as told:
+        job = runs(site, client, "hold", gate=1)
+        told.process.send_signal(signal.SIGINT)
+        eventually(lambda: not caught(told.pid, signal.SIGTERM), what="a worker that heard it")
+        site.open(1)
+        told.end()
+    assert client.show(job.id).state is JobState.SUCCEEDED
+
+
+@pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
+def test_a_second_signal_ends_a_worker_at_once(
+    engine: Engine, client: Client, site: Site, second: signal.Signals
+) -> None:
     site.shut(1)
     with worker(site, "thread") as told:
         job = runs(site, client, "hold", gate=1)
         told.process.send_signal(signal.SIGTERM)
+        eventually(lambda: not caught(told.pid, signal.SIGTERM), what="a worker that heard it")
 
         def ended() -> bool:
-            told.process.send_signal(signal.SIGTERM)
+            told.process.send_signal(second)
             return told.process.poll() is not None
 
         eventually(ended)
-    assert told.process.returncode == -signal.SIGTERM
+    assert told.process.returncode == -second
     assert site.state(job.id) == "running"
     site.open(1)

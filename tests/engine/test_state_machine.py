@@ -249,7 +249,7 @@ class Lives(RuleBasedStateMachine):
             self.client.approve(life.id, "anna", connection=self.session)
             life.state = S.QUEUED
         else:
-            with pytest.raises(IllegalTransition, match=f"is {life.state} and can't become queued by an approval"):
+            with pytest.raises(IllegalTransition, match=f"is {life.state} and can't be queued by an approval"):
                 self.client.approve(life.id, "anna", connection=self.session)
 
     def reject(self, pick: int) -> None:
@@ -258,7 +258,7 @@ class Lives(RuleBasedStateMachine):
             self.client.reject(life.id, connection=self.session)
             self.end(life, S.CANCELLED)
         else:
-            with pytest.raises(IllegalTransition, match=f"is {life.state} and can't become cancelled by a rejection"):
+            with pytest.raises(IllegalTransition, match=f"is {life.state} and can't be cancelled by a rejection"):
                 self.client.reject(life.id, connection=self.session)
 
     def cancel(self, pick: int, reason: str) -> None:
@@ -270,7 +270,7 @@ class Lives(RuleBasedStateMachine):
             assert self.client.cancel(life.id, reason, connection=self.session) is S.RUNNING
             life.cancel_reason, life.light = life.cancel_reason or reason, False
         else:
-            with pytest.raises(IllegalTransition, match=f"is {life.state} and can't become cancelled"):
+            with pytest.raises(IllegalTransition, match=f"is {life.state} and can't be cancelled"):
                 self.client.cancel(life.id, reason, connection=self.session)
 
     def retry(self, pick: int) -> None:

@@ -271,7 +271,7 @@ def test_an_ended_job_is_refused_with_an_error_that_names_its_state(
     client: Client, connection: Connection, state: JobState, verb: str
 ) -> None:
     job_id, _ = in_state(connection, state)
-    with pytest.raises(IllegalTransition, match=f"job {job_id} is {state.value} and can't become") as refused:
+    with pytest.raises(IllegalTransition, match=f"job {job_id} is {state.value} and can't be") as refused:
         _verbs(client)[verb](job_id)
     assert refused.value.now == state
 
@@ -295,7 +295,7 @@ def test_an_illegal_transition_names_both_states(
     job_id, _ = in_state(connection, state)
     with pytest.raises(IllegalTransition) as refused:
         _verbs(client)[verb](job_id)
-    now, _, rest = str(refused.value).partition(" and can't become ")
+    now, _, rest = str(refused.value).partition(" and can't be ")
     assert now == f"job {job_id} is {state.value}"
     assert wanted.value in rest
     assert see(connection, job_id).state is state

@@ -11,6 +11,7 @@ import pytest
 from psycopg import sql
 
 from kappa.engine import AsyncJobContext, Client, Engine, Executor, JobContext, JobState, Lane, WorkerConfig
+from kappa.engine import worker as worker_module
 from kappa.engine.config import kept_threads
 from kappa.engine.maintenance.services import Promoter, Reaper
 from kappa.engine.model import MAX_LANE_SLOTS
@@ -252,6 +253,40 @@ async def test_a_job_that_is_more_urgent_overtakes_those_that_a_busy_lane_has_be
     assert order == ["first", "urgent", "second", "third"]
 
 
+@pytest.mark.parametrize("idempotent", [False, True], ids=["start written first", "start written later"])
+async def test_the_jobs_of_one_claim_begin_by_priority_and_then_by_age(
+    engine: Engine, client: Client, idempotent: bool
+) -> None:
+    order: list[str] = []
+
+    @engine.job("step", idempotent=idempotent)
+    async def step(ctx: AsyncJobContext, name: str) -> None:
+        order.append(name)
+
+    lane(engine, LANE, "step", slots=10)
+    first = client.enqueue("step", "first", priority=-1)
+    client.enqueue_many("step", ["second", "third"])
+    client.enqueue("step", "last", priority=-9)
+    client.enqueue("step", "urgent", priority=9)
+    client.prioritise(first.id, 0)  # which puts its row behind all others in the table
+    await drain(engine, FOLLOWER)
+    assert order == ["urgent", "first", "second", "third", "last"]
+
+
+async def test_of_one_claim_what_is_adopted_comes_before_what_is_more_urgent(
+    engine: Engine, client: Client, heard: Heard, site: Site
+) -> None:
+    engine.job("step")(lambda ctx: None)
+    lane(engine, LANE, "step", slots=10)
+    left = client.enqueue("step", priority=-9)
+    site.do("UPDATE kappa.jobs SET state = 'running', claims = 1")  # as the reaper leaves it
+    urgent = client.enqueue("step", priority=9)
+    async with working(engine, FOLLOWER):
+        await heard.until("settled", job=urgent.id)
+    came = [facts["job"] for name, facts in heard.facts if name in ("adopted", "claimed")]
+    assert came[:2] == [left.id, urgent.id]
+
+
 async def test_fewer_slots_take_effect_with_no_restart(engine: Engine, client: Client, heard: Heard) -> None:
     crowd = Crowd(engine, "stay")
     lane(engine, LANE, "stay", slots=3, poll_ms=50)
@@ -291,25 +326,46 @@ async def test_a_kind_that_moves_to_a_lane_that_nobody_served_is_served_there_wi
     crowd = Crowd(engine, "stay", "other")
     crowd.let_go()
     lane(engine, "first", "stay", "other", poll_ms=50)
-    lane(engine, "second", poll_ms=50)
+    others = ("second", "third", "fourth")  # the look that comes with the first word from the server may find one
+    for name in others:
+        lane(engine, name, poll_ms=50)
     async with working(engine, FOLLOWER):
         await heard.until("asleep", lane="first")
-        client.move_kind("stay", "second")
-        made = client.enqueue("stay")
-        await heard.until("settled", job=made.id)
+        for name in others:
+            client.move_kind("stay", name)
+            made = client.enqueue("stay")
+            await heard.until("settled", job=made.id, lane=name)
 
 
 async def test_a_lane_that_is_made_later_is_served_with_no_restart(
     engine: Engine, client: Client, heard: Heard
 ) -> None:
-    crowd = Crowd(engine, "stay", "later")
+    later = ("second", "third", "fourth")
+    crowd = Crowd(engine, "stay", *later)
     crowd.let_go()
     lane(engine, "first", "stay", poll_ms=50)
     async with working(engine, FOLLOWER):
         await heard.until("asleep", lane="first")
-        client.declare_lane(Lane("second", kinds=("later",), executor=Executor.ASYNC))
-        made = client.enqueue("later")
-        await heard.until("settled", job=made.id)
+        for name in later:
+            client.declare_lane(Lane(name, kinds=(name,), executor=Executor.ASYNC))
+            made = client.enqueue(name)
+            await heard.until("settled", job=made.id)
+
+
+async def test_a_lane_that_is_made_without_a_word_is_found_after_a_while(
+    engine: Engine, client: Client, heard: Heard, site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_module, "FIND_LANES_EVERY", 0.05)
+    later = ("second", "third", "fourth")
+    crowd = Crowd(engine, "stay", *later)
+    crowd.let_go()
+    lane(engine, "first", "stay")
+    async with working(engine, FOLLOWER):
+        await heard.until("asleep", lane="first")
+        for name in later:
+            site.do("INSERT INTO kappa.lanes (name, kinds, executor) VALUES (%s, %s, 'async')", name, [name])
+            made = client.enqueue(name)
+            await heard.until("settled", job=made.id)
 
 
 # Kinds
@@ -628,6 +684,115 @@ async def test_what_outlasts_the_grace_is_released_and_adopted_at_once(
     assert client.show(made.id).attempt == 1
 
 
+WAITS = "SELECT 1 FROM pg_stat_activity WHERE wait_event = 'advisory' AND datname = current_database()"
+"""Sessions that wait for a lane, or at a gate."""
+
+STARTS = """
+CREATE FUNCTION wait_at_start() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM pg_advisory_xact_lock_shared(4242, 9);
+    RETURN NEW;
+END $$;
+CREATE TRIGGER wait_at_start BEFORE UPDATE ON kappa.jobs FOR EACH ROW
+    WHEN (OLD.attempt_started_at IS NULL AND NEW.attempt_started_at IS NOT NULL) EXECUTE FUNCTION wait_at_start();
+"""
+"""Holds who writes that an attempt started at gate 9."""
+
+
+async def gone_on() -> None:
+    """Whatever could go on in this loop without an answer of the database has done so."""
+    for _ in range(200):
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("executor", [Executor.THREAD, Executor.ASYNC])
+async def test_a_job_whose_start_is_being_written_when_the_worker_is_told_to_stop_has_its_grace(
+    engine: Engine, client: Client, site: Site, executor: Executor
+) -> None:
+    place(engine, executor, "hold")
+    site.do(STARTS)
+    site.shut(9)
+    site.shut(1)
+    made = client.enqueue("hold", site.task(gate=1))
+    async with working(engine, replace(FOLLOWER, grace=timedelta(seconds=PATIENCE))) as worker:
+        await seen(lambda: site.rows(WAITS), what="a start that is being written")
+        worker.stop()
+        await gone_on()  # who would not wait for the start has given the job back by now
+        site.open(9)
+        await asyncio.to_thread(site.until_said, "began 1")
+        site.open(1)
+    assert client.show(made.id).state is JobState.SUCCEEDED
+
+
+async def test_a_job_that_is_lost_before_its_start_was_written_leaves_its_slot_and_does_not_begin(
+    engine: Engine, client: Client, heard: Heard, site: Site
+) -> None:
+    crowd = Crowd(engine, "stay")
+    lane(engine, LANE, "stay", slots=3)
+    site.do(STARTS)
+    site.shut(9)
+    client.enqueue("stay")
+    async with working(engine, FOLLOWER):
+        await seen(lambda: site.rows(WAITS), what="a start that is being written")
+        lost = client.enqueue("stay").id
+        await heard.until("claimed", job=lost)  # its own start waits for the first
+        site.do("UPDATE kappa.jobs SET lease_owner = NULL, lease_token = NULL, lease_until = NULL WHERE id = %s", lost)
+        site.do("SELECT pg_notify('kappa_wake', %s)", LANE)
+        await heard.until("claimed", 2, job=lost)  # after it was adopted and put back
+        client.enqueue("stay")
+        site.open(9)
+        await crowd.until(3)
+        crowd.let_go()
+    assert crowd.most == 3
+
+
+@pytest.mark.parametrize("idempotent", [False, True], ids=["start written first", "start written later"])
+async def test_what_a_claim_brings_after_the_worker_was_told_to_stop_is_left_to_others(
+    engine: Engine, client: Client, heard: Heard, site: Site, idempotent: bool
+) -> None:
+    begun: list[int] = []
+
+    @engine.job("step", idempotent=idempotent)
+    async def step(ctx: AsyncJobContext) -> None:
+        begun.append(ctx.job_id)
+
+    lane(engine, LANE, "step")
+    async with working(engine, FOLLOWER) as worker:
+        await heard.until("asleep", lane=LANE)
+        site.do("SELECT pg_advisory_lock(1262568289, hashtext(%s))", LANE)
+        made = client.enqueue("step")
+        await seen(lambda: site.rows(WAITS), what="a claim that waits for the lane")
+        worker.stop()
+        await gone_on()  # who would not wait for the claim has cut it off by now
+        site.do("SELECT pg_advisory_unlock(1262568289, hashtext(%s))", LANE)
+    job = client.show(made.id)
+    assert (begun, job.state, job.attempt) == ([], JobState.QUEUED, 0)
+    assert [event.event for event in client.history(made.id)[0]] == ["put_back"]
+    await drain(engine, FOLLOWER)
+    assert (begun, client.show(made.id).attempt) == ([made.id], 1)
+
+
+async def test_what_is_done_is_settled_though_the_claim_that_it_goes_with_hangs_when_the_worker_is_told_to_stop(
+    engine: Engine, client: Client, site: Site
+) -> None:
+    began, go = asyncio.Event(), asyncio.Event()
+
+    @engine.job("step")
+    async def step(ctx: AsyncJobContext) -> None:
+        began.set()
+        await go.wait()
+
+    lane(engine, LANE, "step", slots=1)
+    first, second = client.enqueue("step"), client.enqueue("step")
+    async with working(engine, replace(FOLLOWER, grace=timedelta(milliseconds=50))) as worker:
+        await began.wait()
+        site.do("SELECT pg_advisory_lock(1262568289, hashtext(%s))", LANE)
+        go.set()
+        await seen(lambda: site.rows(WAITS), what="a claim that waits for the lane")
+        worker.stop()
+    assert (client.show(first.id).state, client.show(second.id).state) == (JobState.SUCCEEDED, JobState.QUEUED)
+
+
 async def test_a_claim_that_is_under_way_when_the_worker_is_told_to_stop_leaves_no_job_behind_its_lease(
     engine: Engine, client: Client, heard: Heard, site: Site
 ) -> None:
@@ -637,8 +802,7 @@ async def test_a_claim_that_is_under_way_when_the_worker_is_told_to_stop_leaves_
         await heard.until("asleep", lane=LANE)
         site.do("SELECT pg_advisory_lock(1262568289, hashtext(%s))", LANE)
         made = client.enqueue("stay")
-        waiting = "SELECT 1 FROM pg_stat_activity WHERE wait_event = 'advisory' AND datname = current_database()"
-        await seen(lambda: site.rows(waiting), what="a claim that waits for the lane")
+        await seen(lambda: site.rows(WAITS), what="a claim that waits for the lane")
         # From here to the stop the loop stands still: the claim is written and its answer not yet read.
         site.do("SELECT pg_advisory_unlock(1262568289, hashtext(%s))", LANE)
         site.until_state(made.id, "running")

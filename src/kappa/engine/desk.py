@@ -64,6 +64,10 @@ class Desk:
                 group.create_task(batch.run())
             group.create_task(self._watch_young())
 
+    async def begun(self) -> None:
+        """Until every attempt that waits for its start to be written has begun."""
+        await self._careful_starts.empty()
+
     async def empty(self) -> None:
         """Until every outcome that was handed in is written."""
         for batch in (self._quick, self._finish, self._back):
@@ -268,10 +272,11 @@ class Desk:
         for running, start in batch:
             if running.finished:
                 continue  # its time was up before it began
-            if running.started:
+            if running.started and not running.lost:
                 start(running)
-            elif not running.lost:
-                self.lose(running)
+            else:
+                if not running.lost:
+                    self.lose(running)
                 self.forget(running)
 
     async def _report(self, batch: list[Running]) -> None:

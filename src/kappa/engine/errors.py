@@ -39,7 +39,7 @@ class IllegalTransition(EngineError):
     """There is no way from one state to another."""
 
     def __init__(self, job_id: int, now: str, wanted: str) -> None:
-        super().__init__(f"job {job_id} is {now} and can't become {wanted}")
+        super().__init__(f"job {job_id} is {now} and can't be {wanted}")
         self.now = now
         self.wanted = wanted
 

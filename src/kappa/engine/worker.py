@@ -34,6 +34,7 @@ from kappa.engine.registry import Registry
 from kappa.engine.runners.process import Children
 from kappa.engine.signals import Signals
 from kappa.engine.store import lanes
+from kappa.engine.store.jobs import PutBack
 from kappa.engine.threads import BoundedThreads, Threads
 from kappa.engine.waiting import end, happens
 from kappa.pg import AsyncPool, Bounds, Database, Listening, Notification, PgError, Pool, PoolUse, listen
@@ -44,6 +45,8 @@ log = logging.getLogger(__name__)
 CHANNELS = ("kappa_wake", "kappa_job", "kappa_due", "kappa_lane")
 CORE_CONNECTIONS = 5
 """Of the pool `queue`: what the worker takes for itself at most, and half at most. The rest is for handlers."""
+LAST_CLAIM = 1.0
+"""How long a worker that ends waits at least for a claim that is under way."""
 LAST_WRITES = 10.0
 """How long a worker that ends tries to write the outcomes it still has."""
 FIND_LANES_EVERY = 60.0
@@ -217,6 +220,9 @@ class Worker:
                     continue
                 running.look_for_it()
                 self.signals.emit("adopted", job=claimed.id, kind=claimed.kind, lane=lane)
+            elif self._stop.is_set():  # the claim was under way: elsewhere the job has all its time
+                self._desk.settle(running, PutBack(*running.held, started=False))
+                continue
             if heard:
                 self.signals.emit("claimed", job=claimed.id, kind=claimed.kind, lane=lane, waited=claimed.waited)
             self._desk.begin(running, start)
@@ -362,11 +368,18 @@ class Worker:
         self._lane_found.set()
         for runner in self._lanes.values():
             runner.stop()
-        # A claim that is under way brings jobs: they get their grace as well.
-        await asyncio.wait([lanes_task], timeout=self.config.grace.total_seconds() + 1)
-        await self._executors.begun()
-        if attempts := self._attempts():
-            await asyncio.wait(attempts, timeout=self.config.grace.total_seconds())
+        # The grace begins now, whatever hangs. A claim that is under way has a second at least: cut off, it could leave
+        # jobs under a lease that nobody here knows of.
+        grace = self.config.grace.total_seconds()
+        over = asyncio.get_running_loop().time() + grace
+        await asyncio.wait([lanes_task], timeout=max(grace, LAST_CLAIM))
+        with suppress(TimeoutError):
+            async with asyncio.timeout_at(over):
+                await self._desk.begun()
+                await self._executors.begun()
+                if attempts := self._attempts():
+                    await asyncio.wait(attempts)
+        await end([lanes_task])  # while the desk still writes: what a claim would have taken along is handed in there
         with suppress(TimeoutError):  # a database that is away may stay away: leases run out without us
             async with asyncio.timeout(LAST_WRITES):
                 await self._desk.empty()

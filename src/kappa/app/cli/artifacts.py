@@ -11,6 +11,7 @@ import typer
 
 from kappa.app import remote, settings
 from kappa.app.api.measure_schemas import KeptArtifact
+from kappa.app.api.ontology_schemas import OntologyDetail
 from kappa.app.cli import show, tables, values
 from kappa.app.cli.jobs import run_job
 
@@ -91,6 +92,9 @@ def projection(
 
     Example: kg projection --ontology 'coffee and sleep' --to map.svg
     """
+    if ontology is not None:  # one that is not there is refused here, not by a job that fails later
+        with remote.open_server(settings.load()) as server:
+            server.get(f"/graph/ontologies/{remote.segment(ontology)}", OntologyDetail)
     payload = {"ontology": ontology, "way": way.value, "most": most, "seed": seed}
     drawn("projection", payload, to, as_json, wait=not no_wait)
 

@@ -173,4 +173,4 @@ def _refuse(connection: Connection[Row], number: int, wanted: str) -> None:
     found = proposals.find(connection, number)
     if found is None:
         raise NotFound(f"there is no proposal {number}")
-    raise Conflict(f"proposal {number} is {found.state} and can't become {wanted}")
+    raise Conflict(f"proposal {number} is {found.state} and can't be {wanted}")

@@ -98,6 +98,25 @@ async def test_two_workers_of_a_full_lane_go_on_without_waiting_for_the_poll(
         await seen(lambda: site.rows("SELECT count(*) FROM kappa.finished_jobs") == [4000])
 
 
+async def test_a_success_that_the_database_refuses_fails_alone_and_the_lane_goes_on(
+    engine: Engine, client: Client, site: Site
+) -> None:
+    @engine.job("step", idempotent=True)
+    async def step(ctx: AsyncJobContext, number: int) -> None:
+        await asyncio.sleep(0)
+
+    lane(engine, "step", slots=40)
+    site.do("""
+        CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'not this one'; END $$;
+        CREATE TRIGGER refuse BEFORE INSERT ON kappa.finished_jobs FOR EACH ROW
+            WHEN (NEW.payload = '100' AND NEW.state = 'succeeded') EXECUTE FUNCTION refuse();
+    """)
+    client.enqueue_many("step", range(1000))
+    async with working(engine, replace(FOLLOWER, claim_batch=30)):
+        await seen(lambda: site.rows("SELECT count(*) FROM kappa.finished_jobs") == [1000])
+    assert site.rows("SELECT payload FROM kappa.finished_jobs WHERE state <> 'succeeded'") == [100]
+
+
 async def test_a_busy_lane_settles_and_claims_in_one_commit(engine: Engine, client: Client, site: Site) -> None:
     go = asyncio.Event()
     began = asyncio.Event()

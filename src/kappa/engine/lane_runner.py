@@ -90,7 +90,10 @@ class LaneRunner:
                 self._wake.clear()
                 try:
                     await self._fill()
-                except (psycopg.OperationalError, PgError) as error:
+                except (psycopg.Error, PgError) as error:
+                    # What it refuses may be one of those that came along: the desk will tell which.
+                    if not (isinstance(error, (psycopg.OperationalError, PgError)) or self._to_carry):
+                        raise
                     lane = self.lane.name
                     log.warning("lane %s: no claim, next try soon: %s", lane, error, extra={"lane": lane})
                     self._carry_no_more()

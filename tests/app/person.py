@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from kappa.app.cli import entry
+from tests.app import warm
 from tests.app.conftest import Up
 from tests.conftest import Server
 from tests.ground import PATIENCE
@@ -71,9 +72,7 @@ class Person:
         return [sys.executable, "-m", "kappa.app.cli.entry", *map(str, args)]
 
     def __call__(self, *args: object, stdin: str = "") -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            self._command(args), env=self.env, input=stdin, capture_output=True, text=True, timeout=60, check=False
-        )
+        return warm.kg([*map(str, args)], self.env, stdin, timeout=60)
 
     def says(self, *args: object, stdin: str = "") -> Any:
         """What `kg … --json` prints, all went well."""

@@ -58,6 +58,12 @@ class Beside:
         return (code, said.out, said.err) if isinstance(code, int) else (1, said.out, f"{said.err}{code}\n")
 
 
+def kg(*args: str, home: Path, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    """As `tests.ground.kg`, where nothing depends on how the interpreter starts and ends."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("KAPPA_")}
+    return warm.kg(args, {**clean, "KAPPA_HOME": str(home), "COLUMNS": "200", **(env or {})}, "", timeout=60)
+
+
 class Person:
     """Runs `kg` as itself; the operator if no token is given."""
 

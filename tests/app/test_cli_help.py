@@ -13,9 +13,10 @@ import pytest
 from kappa.app.cli import entry
 from kappa.app.cli.commands import PLACES
 from kappa.app.cli.deferred import DeferringGroup
+from tests.app import warm
 from tests.app.conftest import Up
+from tests.app.person import kg
 from tests.app.test_cli import commands
-from tests.ground import kg
 
 ROOT = Path(__file__).parents[2]
 
@@ -220,3 +221,9 @@ def test_commands_that_speak_http_load_no_driver_and_nothing_of_the_server() -> 
     loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
     heavy = ("psycopg", "psutil", "numpy", "fastapi", "mcp", "kappa.app.services", "kappa.app.wiring")
     assert [name for name in heavy if name in loaded] == []
+
+
+def test_what_is_loaded_ahead_for_tests_looks_at_no_environment() -> None:
+    program = f"import sys, {', '.join(warm.LOADED)}; print(*sorted(sys.modules))"
+    loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
+    assert [name for name in ("kappa.app.cli.show", "typer.rich_utils") if name in loaded] == []

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from kappa.app.cli import entry
+from tests.app import warm
 from tests.app.conftest import Up
 from tests.conftest import Server
 from tests.ground import PATIENCE
@@ -57,6 +58,12 @@ class Beside:
         return (code, said.out, said.err) if isinstance(code, int) else (1, said.out, f"{said.err}{code}\n")
 
 
+def kg(*args: str, home: Path, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    """As `tests.ground.kg`, where nothing depends on how the interpreter starts and ends."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("KAPPA_")}
+    return warm.kg(args, {**clean, "KAPPA_HOME": str(home), "COLUMNS": "200", **(env or {})}, "", timeout=60)
+
+
 class Person:
     """Runs `kg` as itself; the operator if no token is given."""
 
@@ -71,9 +78,7 @@ class Person:
         return [sys.executable, "-m", "kappa.app.cli.entry", *map(str, args)]
 
     def __call__(self, *args: object, stdin: str = "") -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            self._command(args), env=self.env, input=stdin, capture_output=True, text=True, timeout=60, check=False
-        )
+        return warm.kg([*map(str, args)], self.env, stdin, timeout=60)
 
     def says(self, *args: object, stdin: str = "") -> Any:
         """What `kg … --json` prints, all went well."""

@@ -9,8 +9,8 @@ import psycopg
 from kappa.engine.testing import drain
 from kappa.graph.backup import verify
 from tests.app.conftest import Site, Up
+from tests.app.person import kg
 from tests.graph.dump import dump
-from tests.ground import kg
 
 CONCEPTS = {"ontology": "rivers", "concepts": [{"label": "Otter", "description": "swims"}, {"label": "Fish"}]}
 

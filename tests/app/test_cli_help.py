@@ -13,9 +13,10 @@ import pytest
 from kappa.app.cli import entry
 from kappa.app.cli.commands import PLACES
 from kappa.app.cli.deferred import DeferringGroup
+from tests.app import warm
 from tests.app.conftest import Up
+from tests.app.person import kg
 from tests.app.test_cli import commands
-from tests.ground import kg
 
 ROOT = Path(__file__).parents[2]
 
@@ -211,3 +212,18 @@ def test_an_unknown_command_names_the_one_that_was_meant(home: Path) -> None:
 def test_json_of_a_command_that_reads_is_json(up: Up) -> None:
     for words in (("job", "list"), ("admin", "workers"), ("role", "list"), ("token", "list"), ("tool", "list")):
         assert json.loads(kg(*words, "--json", home=up.home).stdout) is not None
+
+
+def test_commands_that_speak_http_load_no_driver_and_nothing_of_the_server() -> None:
+    speaking = ("admin", "artifacts", "documents", "graph", "ingest", "jobs", "ontologies", "roles", "tokens", "tools",
+                "users", "vocab")  # fmt: skip
+    program = f"import sys, {', '.join(f'kappa.app.cli.{one}' for one in speaking)}; print(*sorted(sys.modules))"
+    loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
+    heavy = ("psycopg", "psutil", "numpy", "fastapi", "mcp", "kappa.app.services", "kappa.app.wiring")
+    assert [name for name in heavy if name in loaded] == []
+
+
+def test_what_is_loaded_ahead_for_tests_looks_at_no_environment() -> None:
+    program = f"import sys, {', '.join(warm.LOADED)}; print(*sorted(sys.modules))"
+    loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
+    assert [name for name in ("kappa.app.cli.show", "typer.rich_utils") if name in loaded] == []

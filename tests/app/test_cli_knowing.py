@@ -175,8 +175,13 @@ def test_ctrl_c_leaves_the_restore_to_the_server_and_says_so(start_up: Callable[
 def test_ctrl_c_in_a_backup_leaves_no_file(shared: Up, kg: Person, tmp_path: Path) -> None:
     with psycopg.connect(shared.env["KAPPA_DATABASE_URL"]) as holding:
         holding.execute("LOCK TABLE kappa_graph.concepts")  # so it is in the middle until it is interrupted
+        waits = (
+            "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'kappa_graph.concepts'::regclass "
+            "AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+        )
         with kg.begins("backup", tmp_path / "graph.kappa") as writing:
-            eventually(lambda: (tmp_path / "graph.kappa.part").exists())
+            eventually(lambda: holding.execute(waits).fetchone() != (0,), what="the server waits for the table")
+            assert (tmp_path / "graph.kappa.part").exists()
             writing.send_signal(signal.SIGINT)
             _, complaint = writing.communicate(timeout=PATIENCE)
     assert (writing.returncode, complaint.strip()) == (130, "")

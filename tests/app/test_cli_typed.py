@@ -14,10 +14,9 @@ from kappa.app.api.wording import what_is_wrong
 from kappa.app.cli import entry
 from kappa.app.cli.typed import MAY_BE_EMPTY, Command
 from tests.app.conftest import Up
-from tests.app.person import Beside, Person, served
+from tests.app.person import Beside, Person, kg, served
 from tests.app.test_cli_help import acting
 from tests.conftest import Server
-from tests.ground import kg
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,6 @@
 """Agents: the official client of the protocol beside a real `kg up`, through `kg mcp` and over HTTP."""
 
+import asyncio
 import base64
 import json
 import os
@@ -19,7 +20,10 @@ from mcp import Client, MCPError, StdioServerParameters
 from mcp.client.streamable_http import streamable_http_client
 from mcp.server.transport_security import TransportSecurityMiddleware
 from mcp_types import CallToolResult, TextContent
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
+from kappa.app.api.middleware import RequestId
 from kappa.app.cli import entry
 from kappa.app.mcp import http as over_http
 from kappa.app.settings import Settings
@@ -342,6 +346,27 @@ def test_names_are_checked_where_they_are_known(host: str, given: str | None, kn
         assert not checks._validate_host("evil.example")
         assert not checks._validate_host("10.0.0.8:8420")
         assert not checks._validate_origin("https://evil.example")
+
+
+def test_a_server_that_no_agent_called_has_loaded_nothing_of_the_protocol() -> None:
+    program = "import kappa.app.mcp.http, sys; sys.exit(any(name.startswith('mcp') for name in sys.modules))"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+async def test_agents_that_come_first_and_at_once_are_all_answered(home: Path) -> None:
+    async def api(scope: Scope, receive: Receive, send: Send) -> None:
+        await Response("{}", media_type="application/json")(scope, receive, send)
+
+    hello = {
+        "jsonrpc": "2.0", "id": 1, "method": "initialize",
+        "params": {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "a", "version": "1"}},
+    }  # fmt: skip
+    async with over_http.opened(Settings(home=home)) as before_api:
+        transport = httpx2.ASGITransport(app=RequestId(before_api(api)))
+        async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            headers = {"Accept": "application/json, text/event-stream"}
+            answers = await asyncio.gather(*(client.post("/mcp", json=hello, headers=headers) for _ in range(3)))
+    assert [one.status_code for one in answers] == [200] * 3, answers[0].text
 
 
 COUNTS = (

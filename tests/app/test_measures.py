@@ -10,7 +10,7 @@ import httpx2
 from kappa.engine.testing import drain
 from tests.app import worlds
 from tests.app.conftest import Site, Up
-from tests.ground import kg
+from tests.app.person import kg
 
 SAID = {"ontology": "zoology", "relations": [
     {"from": "Otter", "to": "Fish", "type": "SUPPORTS"},

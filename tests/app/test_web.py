@@ -14,7 +14,7 @@ import pytest
 from kappa.app.api import application
 from kappa.app.permissions import ROLES, Permission
 from kappa.app.usecases.overview import Overview, Pulse
-from kappa.app.web import drawings, files, ingest, site
+from kappa.app.web import drawings, files, ingest, rendering, site
 from kappa.app.web import site as pages
 from kappa.app.web.pages import POLICY, way_back
 from kappa.engine import Executor, Lane
@@ -623,3 +623,11 @@ def test_labels_of_the_axis_stay_inside_of_the_picture() -> None:
         assert (mark.x - wide if mark.at_end else mark.x) >= 0
         assert (mark.x if mark.at_end else mark.x + wide) <= axis.width
     assert [mark.tone for mark in axis.marks] == ["plus", "plus", "neither", "minus"]
+
+
+def test_every_template_can_be_compiled() -> None:
+    environment = rendering.Templates(files.load())._environment
+    names = environment.list_templates()
+    assert len(names) > 30
+    for name in names:
+        environment.get_template(name)

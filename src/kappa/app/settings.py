@@ -6,15 +6,11 @@ list whole. No other module reads a variable of Kappa's.
 
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pydantic import Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from kappa.pg import KappaError
-
-if TYPE_CHECKING:
-    from kappa.pg import Bounds
+from kappa.pg import Bounds, KappaError
 
 
 class BadSetting(KappaError):
@@ -179,9 +175,7 @@ class Settings(BaseSettings):
     token: SecretStr | None = Field(default=None, description="The token that `kg` shows; the operator's if unset")
 
     @property
-    def bounds(self) -> "dict[str, Bounds]":
-        from kappa.pg import Bounds  # it brings the driver along, which not every command needs
-
+    def bounds(self) -> dict[str, Bounds]:
         sizes = {"queue": self.pool_queue, "graph": self.pool_graph, "auth": self.pool_auth, "fleet": self.pool_fleet}
         return {name: Bounds(1, size, self.pool_wait) for name, size in sizes.items()}
 

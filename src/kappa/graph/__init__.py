@@ -6,76 +6,77 @@ with Graph("postgresql://…") as graph:
     graph.neighbors([ids["Otter"]], max_hops=2)
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from kappa.graph.config import GraphConfig
-from kappa.graph.errors import (
-    BadQuestion,
-    BadWrite,
-    EpochNotReached,
-    ForeignGraph,
-    GraphBusy,
-    GraphError,
-    GraphFailed,
-    MissingExtra,
-    QuestionStopped,
-    UnknownConcept,
-    UnknownOntology,
-    UnknownRelationType,
-)
-from kappa.graph.findings import (
-    Artifact,
-    Confidence,
-    Grounding,
-    Measured,
-    MeasuredType,
-    Merge,
-    NewArtifact,
-    Reason,
-)
-from kappa.graph.model import (
-    Answer,
-    Chunk,
-    Concept,
-    Direction,
-    Diversity,
-    Document,
-    EnrichedPaths,
-    Instance,
-    Neighbor,
-    Neighbors,
-    NewConcept,
-    NewDocument,
-    NewInstance,
-    NewLink,
-    NewRelation,
-    Ontology,
-    Order,
-    Passage,
-    Path,
-    Paths,
-    Polarity,
-    PolarityItem,
-    Related,
-    RelatedConcept,
-    Relation,
-    RelationType,
-    SearchAnswer,
-    SearchHit,
-    Skipped,
-    SnapshotStatus,
-    Subgraph,
-    VectorStatus,
-    Where,
-    Written,
-)
-from kappa.graph.schema import COMPONENT
+from kappa import late
 
 if TYPE_CHECKING:
+    from kappa.graph.config import GraphConfig
+    from kappa.graph.errors import (
+        BadQuestion,
+        BadWrite,
+        EpochNotReached,
+        ForeignGraph,
+        GraphBusy,
+        GraphError,
+        GraphFailed,
+        MissingExtra,
+        QuestionStopped,
+        UnknownConcept,
+        UnknownOntology,
+        UnknownRelationType,
+    )
+    from kappa.graph.findings import (
+        Artifact,
+        Confidence,
+        Grounding,
+        Measured,
+        MeasuredType,
+        Merge,
+        NewArtifact,
+        Reason,
+    )
     from kappa.graph.graph import Graph
+    from kappa.graph.model import (
+        Answer,
+        Chunk,
+        Concept,
+        Direction,
+        Diversity,
+        Document,
+        EnrichedPaths,
+        Instance,
+        Neighbor,
+        Neighbors,
+        NewConcept,
+        NewDocument,
+        NewInstance,
+        NewLink,
+        NewRelation,
+        Ontology,
+        Order,
+        Passage,
+        Path,
+        Paths,
+        Polarity,
+        PolarityItem,
+        Related,
+        RelatedConcept,
+        Relation,
+        RelationType,
+        SearchAnswer,
+        SearchHit,
+        Skipped,
+        SnapshotStatus,
+        Subgraph,
+        VectorStatus,
+        Where,
+        Written,
+    )
     from kappa.graph.query.age import AgeBackend, AgeProperties
     from kappa.graph.query.budget import Budget
     from kappa.graph.query.filters import Cancel
+    from kappa.graph.schema import COMPONENT
 
 __all__ = [
     "COMPONENT",
@@ -141,23 +142,10 @@ __all__ = [
     "Written",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    """What walks is imported when it is first named: a program that only migrates needs no numpy and waits for none."""
-    if name == "Graph":
-        from kappa.graph.graph import Graph
-
-        return Graph
-    if name in ("AgeBackend", "AgeProperties"):
-        from kappa.graph.query import age
-
-        return getattr(age, name)
-    if name == "Budget":
-        from kappa.graph.query.budget import Budget
-
-        return Budget
-    if name == "Cancel":
-        from kappa.graph.query.filters import Cancel
-
-        return Cancel
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+# What walks comes last: a program that only migrates needs no numpy and waits for none.
+if not TYPE_CHECKING:
+    __getattr__ = late.names(
+        __name__,
+        __all__,
+        ("errors", "findings", "model", "config", "schema", "query.filters", "query.budget", "query.age", "graph"),
+    )

@@ -14,6 +14,8 @@ from kappa.graph.findings import Measured
 
 Direction = Literal["out", "in", "both"]
 ServedBy = Literal["snapshot", "sql"]
+ProposalKind = Literal["merge", "split", "rename", "dissolve"]
+ProposalState = Literal["pending", "approved", "rejected", "executed", "failed", "undone"]
 
 
 class Order(StrEnum):

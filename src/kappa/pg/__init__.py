@@ -5,11 +5,12 @@ from typing import TYPE_CHECKING
 from kappa import late
 
 if TYPE_CHECKING:
+    from kappa.pg.bounds import Bounds
     from kappa.pg.database import DEFAULT_BOUNDS, Capacity, Database
     from kappa.pg.errors import KappaError, PgError, PoolExhausted, PoolUnreachable
     from kappa.pg.listener import Listening, Notification, listen
     from kappa.pg.migrations import Component, Migration, check, component, migrate
-    from kappa.pg.pool import AsyncPool, Bounds, Pool, PoolUse
+    from kappa.pg.pool import AsyncPool, Pool, PoolUse
     from kappa.pg.queries import Queries, Query, beside
 
 __all__ = [
@@ -38,4 +39,6 @@ __all__ = [
 ]
 
 if not TYPE_CHECKING:
-    __getattr__ = late.names(__name__, __all__, ("errors", "queries", "pool", "migrations", "listener", "database"))
+    __getattr__ = late.names(
+        __name__, __all__, ("errors", "bounds", "queries", "pool", "migrations", "listener", "database")
+    )

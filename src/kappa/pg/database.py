@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 import psycopg
 
 from kappa.pg import queries
+from kappa.pg.bounds import Bounds
 from kappa.pg.errors import PgError, PoolsTooLarge
-from kappa.pg.pool import AsyncPool, Bounds, Pool
+from kappa.pg.pool import AsyncPool, Pool
 from kappa.pg.queries import Row
 
 sql = queries.beside(__file__)

@@ -25,25 +25,11 @@ from psycopg.pq import TransactionStatus
 from psycopg_pool import AsyncConnectionPool, ConnectionPool, PoolClosed, PoolTimeout
 
 from kappa.pg import keepalive
+from kappa.pg.bounds import Bounds
 from kappa.pg.errors import PoolError, PoolExhausted, PoolUnreachable, SchemaTooOld
 from kappa.pg.queries import Row
 
 C = TypeVar("C", bound=Connection[Row] | AsyncConnection[Row])
-
-
-@dataclass(frozen=True, slots=True)
-class Bounds:
-    """How many connections a pool keeps and may open, and how long a caller waits for one."""
-
-    min_size: int
-    max_size: int
-    wait: float = 10.0
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.min_size <= self.max_size or self.max_size < 1:
-            raise ValueError(f"a pool of {self.min_size} to {self.max_size} connections is impossible")
-        if self.wait <= 0:
-            raise ValueError(f"a pool's wait must be more than 0 s, not {self.wait:g}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,15 +1,17 @@
 """The graph on the wire: questions, answers, what is written. A concept is named by its id or its label."""
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 from uuid import UUID
 
 from pydantic import BaseModel, Field, StringConstraints
 
 from kappa.app.api.measure_schemas import ExplainedView, MeasuredView, OfGraph
 from kappa.app.api.schemas import NO_NUL, Body, Line, Word
-from kappa.app.usecases.graph import GraphNow, Link, LiveSettings, Walk
 from kappa.graph.config import MAX_HOPS, MAX_LIMIT, MAX_PATH_HOPS, MAX_PATHS, MAX_SEEDS, TIMEOUT, WORKERS
 from kappa.graph.model import Direction, NewConcept, Order, Where, Written
+
+if TYPE_CHECKING:
+    from kappa.app.usecases.graph import GraphNow, Link, LiveSettings, Walk
 
 AT_ONCE = 10_000
 """Concepts or relations in one request."""
@@ -61,7 +63,9 @@ class WalkingQuestion(Question):
     relation_types: Names | None = Field(default=None, description="Only relations of these types")
 
     @property
-    def walk(self) -> Walk:
+    def walk(self) -> "Walk":
+        from kappa.app.usecases.graph import Walk  # what asks brings the driver along; who only speaks HTTP has none
+
         return Walk(self.direction, self.relation_types, self.passing)
 
 
@@ -302,7 +306,9 @@ class AddRelations(Body):
     relations: list[RelationBody] = Field(min_length=1, max_length=AT_ONCE)
 
     @property
-    def value(self) -> list[Link]:
+    def value(self) -> "list[Link]":
+        from kappa.app.usecases.graph import Link
+
         return [Link(**dict(one)) for one in self.relations]
 
 
@@ -355,7 +361,7 @@ class GraphStatus(BaseModel):
     waiting: int = Field(description="Questions that wait for their turn")
 
     @classmethod
-    def of(cls, epoch: int, now: GraphNow) -> "GraphStatus":
+    def of(cls, epoch: int, now: "GraphNow") -> "GraphStatus":
         return cls(
             epoch=epoch, snapshot=SnapshotView.model_validate(now.snapshot),
             vectors=[VectorsView.model_validate(one) for one in now.vectors],
@@ -370,7 +376,7 @@ class GraphSettings(BaseModel):
     stored_timeout: float | None
 
     @classmethod
-    def of(cls, settings: LiveSettings) -> "GraphSettings":
+    def of(cls, settings: "LiveSettings") -> "GraphSettings":
         return cls(
             workers=settings.workers, timeout=settings.timeout, stored_workers=settings.stored_workers,
             stored_timeout=settings.stored_timeout,

@@ -9,7 +9,7 @@ from kappa.app.api.routing import Routes, Uses, Who
 from kappa.app.api.schemas import EnqueuedJob, JobId, Line
 from kappa.app.permissions import Permission
 from kappa.engine import Enqueued
-from kappa.graph.store.proposals import ProposalState
+from kappa.graph.model import ProposalState
 
 routes = Routes("ontologies", "/graph")
 

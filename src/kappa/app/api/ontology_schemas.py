@@ -6,7 +6,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from kappa.app.api.schemas import Body, Line
-from kappa.graph.store.proposals import ProposalKind, ProposalState
+from kappa.graph.model import ProposalKind, ProposalState
 
 
 class OntologyDetail(BaseModel):

@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from kappa.app.api.schemas import JobView
 from kappa.app.cli import progress, show, tables
-from kappa.app.kinds.ingestion import IngestionResult
+from kappa.app.kinds.ingested import IngestionResult
 from kappa.engine import JobState
 
 _ENDED = re.compile(r"document (\d+) of \d+")

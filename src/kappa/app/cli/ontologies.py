@@ -12,7 +12,7 @@ from kappa.app.api.schemas import EnqueuedJob
 from kappa.app.cli import progress, show, values
 from kappa.app.cli.jobs import WAIT
 from kappa.engine import JobState
-from kappa.graph.store.proposals import ProposalState
+from kappa.graph.model import ProposalState
 
 ontology_app = typer.Typer(no_args_is_help=True, help="Ontologies: what is in them, and their names.")
 proposal_app = typer.Typer(no_args_is_help=True, help="Proposals about ontologies: decide, carry out, undo.")

@@ -7,7 +7,7 @@ from pydantic import BaseModel, Field
 from kappa.app.api.ontology_schemas import OntologyDetail, ProposalView
 from kappa.app.mcp.api import Api
 from kappa.app.mcp.server import READS, Server
-from kappa.graph.store.proposals import ProposalState
+from kappa.graph.model import ProposalState
 
 
 class OntologyList(BaseModel):

@@ -13,8 +13,9 @@ from kappa.app.usecases.counted import Counted
 from kappa.app.usecases.graph import KnowledgeGraph
 from kappa.app.usecases.principal import Principal
 from kappa.engine import AsyncClient, Enqueued
+from kappa.graph.model import ProposalState
 from kappa.graph.store import ontologies, proposals
-from kappa.graph.store.proposals import Proposal, ProposalState
+from kappa.graph.store.proposals import Proposal
 from kappa.pg import queries
 from kappa.pg.queries import Row
 

@@ -6,14 +6,16 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from functools import partial
+from pathlib import Path
 from typing import Any, cast
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import DictLoader, Environment, StrictUndefined
 
 from kappa.app.permissions import Permission
 from kappa.app.web import drawings, files
 from kappa.engine import JobState
 
+TEMPLATES = Path(__file__).parent / "templates"
 MANY = 100_000
 """Characters of a value that a page shows."""
 BROKEN = re.compile(r"(?<=[^\n]{60})\n(?=[(\"“‘]?[^\W\d_])")
@@ -21,11 +23,11 @@ BROKEN = re.compile(r"(?<=[^\n]{60})\n(?=[(\"“‘]?[^\W\d_])")
 
 
 class Templates:
-    """The templates of the pages, compiled once."""
+    """The templates of the pages. Their texts are read at once, and each is compiled when it is first shown."""
 
     def __init__(self, known: dict[str, files.File]) -> None:
         self._environment = Environment(
-            loader=PackageLoader("kappa.app.web"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
+            loader=DictLoader(_texts()), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
             lstrip_blocks=True, auto_reload=False,
         )  # fmt: skip
         filters: dict[str, Callable[..., Any]] = {
@@ -35,12 +37,14 @@ class Templates:
         self._environment.filters.update(filters)
         said: dict[str, Any] = self._environment.globals
         said.update(file=partial(files.address, known), P=Permission, JobState=JobState, draw=drawings)
-        # All of them now: later, a page would wait for the disk where nobody may.
-        for name in self._environment.list_templates():
-            self._environment.get_template(name)
 
     def render(self, template: str, /, **context: Any) -> str:
         return self._environment.get_template(template).render(**context)
+
+
+def _texts() -> dict[str, str]:
+    """All of them now: later, a page would wait for the disk where nobody may."""
+    return {file.name: file.read_text("utf-8") for file in TEMPLATES.iterdir()}
 
 
 def _now() -> datetime:

@@ -61,7 +61,7 @@ def beside(services: Services) -> Callable[[ASGIApp], ASGIApp]:
 
 @cache
 def _looks() -> tuple[dict[str, files.File], Templates]:
-    """What all servers of a process show alike. To compile the templates is most of the work of making a site."""
+    """What all servers of a process show alike, so that each template is compiled once."""
     known = files.load()
     return known, Templates(known)
 

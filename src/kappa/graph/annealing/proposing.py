@@ -15,8 +15,8 @@ from psycopg import Connection
 from kappa.graph.annealing import scoring
 from kappa.graph.annealing.scoring import Scored, Told, untold
 from kappa.graph.identity import proposal_key
+from kappa.graph.model import ProposalKind
 from kappa.graph.store import clock, ontologies, proposals
-from kappa.graph.store.proposals import ProposalKind
 from kappa.pg.queries import Row
 
 NAMELESS = re.compile(

@@ -9,6 +9,7 @@ from uuid import UUID
 from psycopg import Connection
 from psycopg.types.json import Jsonb
 
+from kappa.graph.model import ProposalKind, ProposalState
 from kappa.pg import queries
 from kappa.pg.queries import Row
 
@@ -23,9 +24,6 @@ ASK_UNDO = sql["ask_undo"]
 UNDONE = sql["undone"]
 FORGET_UNDO = sql["forget_undo"]
 REFUSE_UNDO = sql["refuse_undo"]
-
-ProposalKind = Literal["merge", "split", "rename", "dissolve"]
-ProposalState = Literal["pending", "approved", "rejected", "executed", "failed", "undone"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx2
+import psycopg
 import pytest
 from argon2 import PasswordHasher
 from starlette.types import ASGIApp
@@ -18,6 +19,10 @@ from kappa.app import home as app_home
 from kappa.app import wiring
 from kappa.app.api import application
 from kappa.app.api.middleware import Guard
+from kappa.app.kinds.cleanup import HOURLY
+from kappa.app.kinds.maps import SCHEDULE
+from kappa.app.kinds.measures import SCHEDULES
+from kappa.app.kinds.ontologies import NIGHTLY
 from kappa.app.permissions import ROLES, Permission
 from kappa.app.services import Services, open_services
 from kappa.app.settings import Settings
@@ -106,6 +111,7 @@ class Up:
         self.home = home
         clean = {name: value for name, value in os.environ.items() if not name.startswith("KAPPA_")}
         self.env = {**clean, "KAPPA_HOME": str(home), "KAPPA_DATABASE_URL": url, "KAPPA_PORT": "0", **(env or {})}
+        _without_schedules(url)
         self.log = home.with_name(f"{home.name}-up-{os.urandom(3).hex()}.log")
         with self.log.open("wb") as said:
             self.process = subprocess.Popen(
@@ -139,6 +145,17 @@ class Up:
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait()
+
+
+def _without_schedules(url: str) -> None:
+    """What Kappa does at seven minutes past each hour would be among the jobs of whichever test runs then."""
+    with psycopg.connect(url, autocommit=True) as connection:
+        for one in (HOURLY, NIGHTLY, SCHEDULE, *SCHEDULES):
+            connection.execute(
+                "INSERT INTO kappa.schedules (name, cron, kind, enabled) VALUES (%s, %s, %s, false)"
+                " ON CONFLICT DO NOTHING",
+                [one.name, one.cron, one.kind],
+            )
 
 
 @pytest.fixture

@@ -215,7 +215,7 @@ async def test_the_workers_of_the_fleet_that_gave_a_sign_of_life_are_counted(
 async def test_a_lost_lease_and_its_reaping_and_the_adoption_are_counted(
     site: Site, engine: Engine, operator: httpx2.AsyncClient, gate: Gate
 ) -> None:
-    await site.services.client.edit_lane("here", lease_ttl=timedelta(seconds=1))
+    await site.services.client.edit_lane("here", lease_ttl=timedelta(seconds=5))
     (job,) = await enqueue(site, "held")
     heard = Heard(engine)
     async with working(engine, FOLLOWER):

@@ -304,12 +304,12 @@ async def test_a_body_that_is_too_large_is_refused_with_a_line(admin: Browser) -
 
 
 async def test_what_people_write_is_shown_and_never_run(site: Site, admin: Browser) -> None:
-    nasty = "<script>alert(1)</script>\"'&{{ 7 * 7 }}"
+    nasty = "<script>alert(1)</script>\"'&{{ 70 * 70707 }}"
     job = await site.services.client.enqueue("self_test", {"steps": 1}, dedup_key=nasty, submitted_by=nasty)
     for path in ("/ui/jobs", f"/ui/jobs/{job.id}", f"/ui/graph?q={nasty}"):
         text = (await admin.get(path)).text
         assert "<script>alert" not in text
-        assert "49" not in re.findall(r"{{.*?}}|\b49\b", text)
+        assert "4949490" not in text
 
 
 # What is done

@@ -17,7 +17,7 @@ import psutil
 import psycopg
 import pytest
 
-from kappa.pg.embedded import EmbeddedServer, binaries, find_binaries, server
+from kappa.pg.embedded import EmbeddedServer, binaries, find_binaries, kept_up, server, watch
 from kappa.pg.embedded.binaries import Account
 from kappa.pg.embedded.locks import FileLock, is_held
 from kappa.pg.embedded.server import LOOPBACK, State
@@ -171,7 +171,7 @@ def test_what_is_left_of_a_killed_server_is_waited_for(
 def test_a_server_that_is_killed_comes_back_at_its_address_while_somebody_keeps_it_up(
     embedded: EmbeddedServer,
 ) -> None:
-    with embedded.hold("a test") as url, embedded.kept_up():
+    with embedded.hold("a test") as url, kept_up(embedded):
         for _ in range(2):
             before = server_pid(embedded)
             os.kill(before, signal.SIGKILL)
@@ -189,7 +189,7 @@ def test_a_server_that_is_stopped_stays_so_though_somebody_keeps_it_up(
         looks.append(path)
         return is_held(path)
 
-    with embedded.hold("a test"), embedded.kept_up():
+    with embedded.hold("a test"), kept_up(embedded):
         embedded.stop(force=True)
         monkeypatch.setattr(server, "is_held", noted)
         eventually(lambda: len(looks) >= 3, what="several looks at what has been stopped")
@@ -199,11 +199,11 @@ def test_a_server_that_is_stopped_stays_so_though_somebody_keeps_it_up(
 def test_a_killed_server_whose_address_is_taken_is_tried_again_until_it_is_free(
     embedded: EmbeddedServer, home: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(server, "TRY_AGAIN", 0.1)
+    monkeypatch.setattr(watch, "TRY_AGAIN", 0.1)
     with embedded.hold("a test") as url:
         port = embedded.status().port
         assert port is not None
-        with closing(socket.socket()) as taker, embedded.kept_up():
+        with closing(socket.socket()) as taker, kept_up(embedded):
             lock = FileLock.take(home / "postgres" / "life.lock")
             assert lock is not None
             with lock:  # nobody starts it meanwhile

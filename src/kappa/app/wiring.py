@@ -13,7 +13,7 @@ from kappa.engine import COMPONENT as ENGINE
 from kappa.engine import Engine
 from kappa.graph import COMPONENT as GRAPH
 from kappa.pg import Component, Database, component, migrate
-from kappa.pg.embedded import EmbeddedServer
+from kappa.pg.embedded import EmbeddedServer, kept_up
 
 APP = component("app", Path(__file__).parent / "migrations")
 
@@ -39,7 +39,7 @@ def open_database(settings: Settings, who: str, say: Callable[[str], None]) -> G
         yield Database(settings.database_url.get_secret_value(), direct.get_secret_value(), settings.bounds)
         return
     server = embedded_server(settings, say)
-    with server.hold(who) as url, server.kept_up():
+    with server.hold(who) as url, kept_up(server):
         yield Database(url, bounds=settings.bounds)
 
 

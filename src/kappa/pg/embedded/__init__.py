@@ -2,5 +2,6 @@
 
 from kappa.pg.embedded.binaries import Binaries, find_binaries
 from kappa.pg.embedded.server import EmbeddedServer, Holder, Status
+from kappa.pg.embedded.watch import kept_up
 
-__all__ = ["Binaries", "EmbeddedServer", "Holder", "Status", "find_binaries"]
+__all__ = ["Binaries", "EmbeddedServer", "Holder", "Status", "find_binaries", "kept_up"]

@@ -20,7 +20,6 @@ import secrets
 import signal
 import socket
 import subprocess
-import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -51,8 +50,6 @@ DATABASE = "kappa"
 LOOPBACK = "127.0.0.1"
 MESSAGE_EVERY = 5.0
 STOP_PATIENCE = 60.0
-LOOK_EVERY = 0.5
-TRY_AGAIN = 5.0
 # A unix socket's address has room for 108 bytes, "/.s.PGSQL.65535" and the end included.
 LONGEST_SOCKET_DIR = 92
 
@@ -162,17 +159,16 @@ class EmbeddedServer:
                 if not self._pinned and not self._holders() and self._state() is not State.DOWN:
                     self._shut_down()
 
-    @contextmanager
-    def kept_up(self) -> Generator[None]:
-        """While the block lasts, a server that is killed comes back at its address. One that is stopped stays so."""
-        over = threading.Event()
-        watch = threading.Thread(target=self._at(self._port_now)._keep_up, args=(over,), name="embedded server")
-        watch.start()
-        try:
-            yield
-        finally:
-            over.set()
-            watch.join()
+    def was_killed(self) -> bool:
+        """Nothing of it lives, and it had no time to take its pid file away: it was not stopped."""
+        return self._state() is State.DOWN and self._pid_file() is not None
+
+    def come_back(self, port: int | None) -> None:
+        """Start it at this port and no other, if it doesn't run: whoever uses it knows it by that."""
+        there = copy(self)
+        there._port = port
+        with there._life() as life:
+            there._bring_up(life)
 
     def stop(self, *, force: bool = False) -> None:
         """Stop the server. Refused while others use it, unless forced."""
@@ -327,38 +323,6 @@ class EmbeddedServer:
                     waiting.tick("waiting for the server to finish stopping")
                 case State.LINGERING:
                     waiting.tick("waiting for what is left of an earlier server to end")
-
-    def _keep_up(self, over: threading.Event) -> None:
-        patience, killed = LOOK_EVERY, False
-        while not over.wait(patience):
-            patience = LOOK_EVERY
-            killed = killed or self._was_killed()
-            if not killed:
-                continue
-            try:
-                with self._life() as life:
-                    if self._state() is State.DOWN:
-                        log.warning("the embedded server was killed, and is started again")
-                        self._bring_up(life)
-                killed = False
-            except Exception as error:
-                log.error("the embedded server was killed, and doesn't come back: %s", error)
-                patience = TRY_AGAIN
-
-    def _was_killed(self) -> bool:
-        """Nothing of it lives, and it had no time to take its pid file away."""
-        return self._state() is State.DOWN and self._pid_file() is not None
-
-    @property
-    def _port_now(self) -> int | None:
-        file = self._pid_file()
-        return file.port if file else self._port
-
-    def _at(self, port: int | None) -> "EmbeddedServer":
-        """The same server, at this port and no other: whoever uses it knows it by that."""
-        same = copy(self)
-        same._port = port
-        return same
 
     def _launch(self, life: FileLock) -> None:
         account = self._cluster.account()

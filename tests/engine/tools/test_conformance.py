@@ -471,9 +471,11 @@ async def test_a_run_goes_on_while_the_database_is_away(
         await floor.ask(WAITS)
         token = await floor.token()
         for _ in range(3):
-            connection.execute(
-                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database()"
-                " AND pid <> pg_backend_pid()"
+            # With a wait: a session that was told to end but hasn't yet would take the test's own next statement.
+            await asyncio.to_thread(
+                connection.execute,
+                "SELECT pg_terminate_backend(pid, 30000) FROM pg_stat_activity WHERE datname = current_database()"
+                " AND pid <> pg_backend_pid()",
             )
         at.go()
         await floor_settles(floor)

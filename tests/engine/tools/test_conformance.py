@@ -261,8 +261,18 @@ time.sleep(600)
 """
 """A child that ignores SIGTERM, one that left the session, and one whose parents are gone."""
 
-SLEEPS_ELSEWHERE = """sh -c 'setsid sleep 600 & echo token elsewhere; wait';"""
-"""A grandchild that left the session: the supervisor's own when both of its parents have gone."""
+SLOW_FAMILY = """
+sh -c '
+setsid sleep 600 &
+chrt --idle --pid 0 $!
+chrt --idle --pid 0 $PPID
+echo token elsewhere
+chrt --idle --pid 0 $$
+wait
+'
+exit 0
+"""
+"""Two parents, and a child that left their session: when nobody else wants the core, each gets to die."""
 
 
 @pytest.mark.parametrize("max_attempts", [1, 2])
@@ -369,7 +379,7 @@ async def test_a_supervisor_keeps_the_time_though_no_worker_looks_after_it(
     engine: Engine, floor: Floor, bench: Bench, url: str, at: Place
 ) -> None:
     with worker(url, at) as killed:
-        await floor.ask(FAMILY, timeout=1)
+        await floor.ask(FAMILY, timeout=3)
         await floor.token()
         killed.kill()
     gone(lambda: at.runner.find(FIRST).running, "the run")
@@ -387,7 +397,7 @@ async def test_a_family_that_is_slow_to_die_is_waited_for(
     os.sched_setaffinity(0, {min(everywhere)})  # with its supervisor on one core, where it runs when nobody else does
     try:
         with worker(url, at) as killed:
-            await floor.ask(f"chrt --idle --pid 0 $$; {SLEEPS_ELSEWHERE} exit 0", timeout=1)
+            await floor.ask(SLOW_FAMILY, timeout=3)
             await floor.token()
             killed.kill()
         gone(lambda: at.runner.find(FIRST).running, "the run")

@@ -117,9 +117,10 @@ class Visit:
         """After a change: a page to look at, which reloading asks for again and the change is not."""
         return RedirectResponse(path, 303)
 
-    def to_job(self, job_id: int, otherwise: str) -> RedirectResponse:
+    def to_job(self, job_id: int, otherwise: str, left_out: int = 0) -> RedirectResponse:
         """To the job that was made, or elsewhere if its page is not for this visitor."""
-        return self.elsewhere(f"{PREFIX}/jobs/{job_id}" if self.may(Permission.JOBS_VIEW) else otherwise)
+        more = f"?left_out={left_out}" if left_out else ""
+        return self.elsewhere(f"{PREFIX}/jobs/{job_id}{more}" if self.may(Permission.JOBS_VIEW) else otherwise)
 
 
 def understood(model: type[M], fields: dict[str, Any]) -> M:

@@ -397,6 +397,12 @@ async def test_a_password_is_kept_as_it_was_typed(site: Site, admin: Browser) ->
     assert (await (await visitor(site, None)).sign_in("ada", spaced)).status_code == 303
 
 
+async def test_a_name_that_can_not_be_is_refused_in_plain_words(admin: Browser) -> None:
+    answer = await admin.post("/ui/people", name="Böse", roles=["read_only"])
+    assert answer.status_code == 422
+    assert fault(answer).startswith("name: it should begin with a small letter or a digit and have only small letters")
+
+
 async def test_nobody_is_offered_a_role_beyond_their_own(site: Site) -> None:
     text = (await (await visitor(site, "admin")).get("/ui/people")).text
     assert 'value="curator"' in text

@@ -158,6 +158,23 @@ def test_what_is_there_already_is_left_out_unless_forced(kg: Person, notes: Path
     assert kg("job", "watch", more["job"], forced["job"]).returncode == 0
 
 
+@pytest.mark.parametrize("force", [[], ["--force"]])
+def test_the_same_content_twice_in_one_directory_is_read_once_and_the_other_file_named(
+    kg: Person, tmp_path: Path, force: list[str]
+) -> None:
+    for name in ("a.txt", "b.txt"):
+        (tmp_path / name).write_text("Voles gnaw roots.")
+    said = kg("ingest", tmp_path, "--ontology", f"voles{len(force)}", *force)
+    assert said.returncode == 0, said.stderr
+    twin, made = said.stdout.splitlines()[:2]
+    job = made.split()[1]
+    assert twin == f"{tmp_path.name}/b.txt is there already: job {job} has the same content"
+    assert made.startswith(f"job {job} is awaiting_approval: 1 document, 1 chunk, 3 words, ")
+    assert made.endswith(", 1 embedding; free")
+    again = kg.says("ingest", tmp_path, "--ontology", f"voles{len(force)}")
+    assert [(one["name"][-5:], one["job"]) for one in again["duplicates"]] == [("a.txt", int(job)), ("b.txt", int(job))]
+
+
 def test_who_approves_what_awaits_approval_already_approves_that(kg: Person, tmp_path: Path) -> None:
     (tmp_path / "moles.txt").write_text("Moles dig tunnels.")
     first = kg.says("ingest", tmp_path / "moles.txt", "--ontology", "moles")

@@ -106,7 +106,7 @@ def test_files_that_are_no_backups_are_told_apart(kg: Person, backup: Path) -> N
     assert kg.says("job", "list", "--kind", "restore")["items"] == []
 
 
-@pytest.mark.parametrize("place", ["nowhere/map.svg", "."])
+@pytest.mark.parametrize("place", ["nowhere/map.svg", ".", "map.png"])
 def test_a_picture_that_can_not_be_written_is_said_before_the_work(kg: Person, tmp_path: Path, place: str) -> None:
     before = kg.says("artifact", "list")
     assert "can't be written" in kg.refused(2, "projection", "--way", "pca", "--to", tmp_path / place)

@@ -127,6 +127,15 @@ def test_an_output_that_can_not_be_written_is_one_line(up: Up, words: list[str])
     assert (done.returncode, done.stderr) == (entry.FAILED, "kg: the output: No space left on device\n")
 
 
+@pytest.mark.parametrize("words", ["role list", "role list --json", "role list 2>&-"])
+def test_an_output_that_is_closed_is_no_error(up: Up, words: str) -> None:
+    done = subprocess.run(
+        ["sh", "-c", f"{sys.executable} -m kappa.app.cli.entry {words} >&-"], stderr=subprocess.PIPE, text=True,
+        env={**os.environ, "KAPPA_HOME": str(up.home)}, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_who_reads_the_first_line_alone_sees_no_error(up: Up) -> None:
     command = f"{sys.executable} -m kappa.app.cli.entry role permissions | head -1"
     done = subprocess.run(

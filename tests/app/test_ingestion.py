@@ -74,14 +74,14 @@ async def opened(url: str, home: Path, **settings: object) -> AsyncIterator[Floo
     await asyncio.to_thread(home.mkdir, exist_ok=True)
     small = {"chunk_target": 12, "chunk_least": 9, "chunk_most": 15, "chunk_overlap": 3}
     chosen = Settings.model_validate({"home": home, "provider": "test", "embedder": "test", **small, **settings})
-    engine = wiring.build_engine(chosen, Database(url, bounds=chosen.bounds))
-    engine.install()
     extractor, embedder = ScriptedExtractor(), ScriptedEmbedder()
     async with AsyncExitStack() as stack:
         patch = stack.enter_context(pytest.MonkeyPatch.context())
         patch.setitem(models.PROVIDERS, "test", Provider(lambda _: extractor, lambda *_: None))
         patch.setitem(models.EMBEDDERS, "test", lambda _: embedder)
+        engine = wiring.build_engine(chosen, Database(url, bounds=chosen.bounds))
         stack.callback(engine.close)
+        engine.install()
         services = await stack.enter_async_context(open_services(chosen, engine))
         yield Floor(engine, services, extractor, embedder, url, home)
 

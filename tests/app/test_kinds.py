@@ -357,6 +357,18 @@ async def test_a_merging_job_awaits_approval(engine: Engine, graph: Graph) -> No
         assert (await client.show(made.id)).state is JobState.AWAITING_APPROVAL
 
 
+async def test_every_kind_refuses_a_field_that_it_does_not_know(engine: Engine, graph: Graph) -> None:
+    needed: dict[str, dict[str, Any]] = {
+        "polarity": {"positive": "a", "negative": "b"}, "ingestion": {"ontology": "a", "upload": str(UUID(int=0))},
+        "proposal_execution": {"proposal": 1}, "restore": {"file": 1, "mode": "merge"}, "tool_run": {"run_id": 1},
+    }  # fmt: skip
+    needed["ingest_image"] = needed["ingestion"]
+    async with engine.async_client() as client:
+        for kind in engine.registry.kinds:
+            with pytest.raises(BadPayload, match="mistyped"):
+                await client.enqueue(kind, {**needed.get(kind, {}), "mistyped": 1})
+
+
 async def test_a_launched_run_skips_what_has_not_changed(engine: Engine, graph: Graph) -> None:
     asked = {"only_if_changed": True}
     for kind in ("vocab_refresh", "epistemic_remeasurement"):

@@ -240,6 +240,16 @@ def test_handlers_that_are_not_there_stop_the_start(url: str, home: Path) -> Non
     assert "Traceback" not in said.stderr
 
 
+@pytest.mark.parametrize(
+    ("name", "value"), [("KAPPA_PROVIDER", "opnai"), ("KAPPA_EMBEDDER", "opnai"), ("KAPPA_CHUNK_MOST", "5")]
+)
+def test_a_model_or_a_chunk_that_there_cannot_be_stops_the_start(url: str, home: Path, name: str, value: str) -> None:
+    said = kg("up", home=home, env={"KAPPA_DATABASE_URL": url, name: value, "KAPPA_PORT": "0"})
+    assert said.returncode == 1
+    assert said.stderr.startswith(f"kg: {name[:12]}")
+    assert said.stderr.count("\n") == 1
+
+
 def test_the_operators_token_is_kept_and_only_for_its_owner(start_up: Start, connection: Connection) -> None:
     first = start_up("--api-only")
     token = first.token

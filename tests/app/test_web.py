@@ -397,6 +397,12 @@ async def test_a_password_is_kept_as_it_was_typed(site: Site, admin: Browser) ->
     assert (await (await visitor(site, None)).sign_in("ada", spaced)).status_code == 303
 
 
+async def test_a_name_that_can_not_be_is_refused_in_plain_words(admin: Browser) -> None:
+    answer = await admin.post("/ui/people", name="Böse", roles=["read_only"])
+    assert answer.status_code == 422
+    assert fault(answer).startswith("name: it should begin with a small letter or a digit and have only small letters")
+
+
 async def test_nobody_is_offered_a_role_beyond_their_own(site: Site) -> None:
     text = (await (await visitor(site, "admin")).get("/ui/people")).text
     assert 'value="curator"' in text
@@ -492,7 +498,39 @@ async def test_files_are_read_before_anything_is_submitted(site: Site) -> None:
     assert "awaiting approval" in job.text
     assert re.search(r"<dt>chunks</dt>\s*<dd[^>]*>1</dd>", job.text)
     again = await contributor.post("/ui/ingest/submit", ontology="rivers", uploads=[key])
-    assert (again.status_code, "is there already" in line(again)) == (409, True)
+    assert (again.status_code, "is there already" in fault(again)) == (409, True)
+    assert 'value="rivers"' in again.text, "the form is there to go on with"
+    assert "Read again what is there already" in again.text
+
+
+async def test_who_sends_what_is_there_already_is_told_how_much_was_left_out(site: Site) -> None:
+    contributor = await visitor(site, "contributor")
+    texts = {"one.txt": b"Otters eat fish.", "same.txt": b"Otters eat fish.", "other.txt": b"Herons eat frogs."}
+    token = await contributor.csrf()
+    answer = await contributor.client.post(
+        "/ui/ingest", data={"csrf_token": token, "ontology": "rivers"},
+        files=[("files", sent) for sent in texts.items()],
+    )  # fmt: skip
+    keys = re.findall(r'name="uploads" value="([^"]+)"', answer.text)
+    assert len(keys) == 3
+    first = await contributor.post("/ui/ingest/submit", ontology="rivers", uploads=keys[:1])
+    assert "left out" not in (await contributor.get(first.headers["location"])).text
+    rest = await contributor.post("/ui/ingest/submit", ontology="rivers", uploads=keys)
+    assert "2 documents were left out" in (await contributor.get(rest.headers["location"])).text
+
+
+async def test_a_job_that_was_taken_and_did_not_start_yet_is_at_no_attempt(site: Site) -> None:
+    admin = await visitor(site, "platform_admin")
+    made = await site.services.client.enqueue("self_test")
+    async with site.services.client.transaction() as connection:
+        await connection.execute(
+            "UPDATE kappa.jobs SET state = 'running', lease_token = 1, lease_owner = 'here',"
+            " lease_until = now() + '1 min' WHERE id = %s",
+            [made.id],
+        )
+    text = (await admin.get(f"/ui/jobs/{made.id}")).text
+    assert "taken by here; its lease ends" in text
+    assert "attempt 0" not in text
 
 
 async def test_whoever_may_only_ingest_does_so_and_is_told_of_the_job(site: Site) -> None:

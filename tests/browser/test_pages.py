@@ -59,6 +59,17 @@ def test_every_page_can_be_used_by_everybody(visit: Visit, town: Town, size: dic
     assert found == []
 
 
+def test_a_name_of_hundreds_of_letters_makes_no_page_wider(visit: Visit, town: Town) -> None:
+    name = "Longword" * 40
+    town.ask("POST", "/users/a-platform-admin/tokens", {"name": name, "scopes": ["graph:read"]})
+    visitor = visit(size=PHONE)
+    found: list[str] = []
+    for path in ("/ui/account", "/ui/people/a-platform-admin", f"/ui/graph?q={name}", f"/ui/ingest?ontology={name}"):
+        wide = visitor.go(path).evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+        found += [f"{path}: {wide} pixels stand out to the side"] if wide > 0 else []
+    assert found == []
+
+
 @pytest.mark.parametrize(("size", "scheme"), [(DESK, "light"), (PHONE, "dark")], ids=["desk", "phone"])
 def test_what_documents_come_to_can_be_seen_by_everybody(visit: Visit, size: dict[str, int], scheme: Scheme) -> None:
     visitor = visit(size=size, scheme=scheme)

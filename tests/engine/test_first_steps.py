@@ -177,6 +177,11 @@ def test_a_lane_may_name_its_executor_and_list_its_kinds() -> None:
     assert lane.executor is Executor.ASYNC
 
 
+def test_a_kind_that_is_named_twice_is_in_its_lane_once(client: Client) -> None:
+    client.declare_lane(Lane("mail", ("welcome", "welcome")))
+    assert client.edit_lane("mail", kinds=["welcome", "goodbye", "welcome"]).kinds == ("welcome", "goodbye")
+
+
 WRONG_LANES = [
     (Lane("mail", ("tool_run",)), 'kind "tool_run" belongs to lane "tools" already'),
     (Lane("mail", ("welcome",), max_slots=50), "a thread lane has 1 to 16 slots"),

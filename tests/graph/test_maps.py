@@ -137,6 +137,27 @@ def test_labels_on_the_map_do_not_overlap() -> None:
     assert len(shown) < 10
 
 
+def test_every_cluster_on_the_map_has_a_concept_that_is_named() -> None:
+    crowd = [pictures.Point(at % 10 / 5 - 1, at // 10 / 10 - 1, f"much {at}", 0, 9) for at in range(100)]
+    aside = [pictures.Point(0.5, 0.5 + at / 10, f"little {at}", 1, 1) for at in range(4)]
+    drawn = ET.fromstring(pictures.projection("two", [*crowd, *aside], [("many", 100), ("few", 4)]))
+    shown = [text.text for text in drawn.iter(f"{SVG}text")]
+    assert len(shown) == pictures.MOST_LABELS + 3, "a title, and a legend of two"
+    assert "little 0" in shown
+
+
+def test_a_name_on_the_map_stands_above_its_point_rather_than_on_those_beside_it() -> None:
+    points = [
+        pictures.Point(x, 0.0, label, 0, 3 - at)
+        for at, (x, label) in enumerate([(0.0, "otter"), (0.05, ""), (-0.05, "")])
+    ]
+    drawn = ET.fromstring(pictures.projection("row", points, [("all", 3)]))
+    otter = next(text for text in drawn.iter(f"{SVG}text") if text.text == "otter")
+    dot = next(iter(drawn.iter(f"{SVG}circle")))
+    assert (otter.get("text-anchor"), otter.get("x")) == ("middle", dot.get("cx"))
+    assert float(otter.get("y") or 0) < float(dot.get("cy") or 0) - 4
+
+
 def animals(graph: Graph) -> dict[str, np.ndarray]:
     vectors, groups = bunches(3, 8)
     names = ("otter", "wine", "quartz")

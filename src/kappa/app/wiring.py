@@ -45,11 +45,15 @@ def open_database(settings: Settings, who: str, say: Callable[[str], None]) -> G
 
 def build_engine(settings: Settings, database: Database) -> Engine:
     """The engine with every handler that Kappa brings, and those that the settings name."""
+    from kappa.app.kinds import models  # `kg db` and `kg doctor` do without
+
     engine = Engine(database)
     kinds.declare(engine, settings)
     engine.forget(partial(retention.forget_audit, timedelta(days=settings.audit_days)))
     if settings.handlers is not None:
         _load(settings.handlers)(engine)
+    models.check_names(settings)  # the handlers may have brought some
+    models.chunk_rule(settings)
     return engine
 
 

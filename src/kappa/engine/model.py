@@ -83,7 +83,7 @@ class Lane:
         kinds: Any = self.kinds
         if isinstance(kinds, str) or not all(isinstance(kind, str) for kind in kinds):
             raise LaneError(f"lane {self.name!r}: kinds are names, as in kinds=('welcome', 'goodbye'), not {kinds!r}")
-        object.__setattr__(self, "kinds", tuple(kinds))
+        object.__setattr__(self, "kinds", tuple(dict.fromkeys(kinds)))
         try:
             object.__setattr__(self, "executor", Executor(self.executor))
         except ValueError:

@@ -20,6 +20,9 @@ app = typer.Typer(no_args_is_help=True, help="Artifacts: maps, axes and other re
 ArtifactId = Annotated[UUID, typer.Argument(metavar="ID", help="The artifact.", show_default=False)]
 To = Annotated[Path | None, typer.Option("--to", metavar="FILE", help="Write the picture there; - is standard output.")]
 
+OTHER_PICTURES = {".png", ".jpg", ".jpeg", ".gif", ".webp", ".pdf"}
+"""What a file is called that no program would open with an SVG in it."""
+
 
 class Way(StrEnum):
     TSNE = "tsne"
@@ -67,7 +70,7 @@ def show_artifact(
     if as_json:
         show.as_json(found)
     else:
-        show.fields(found.model_dump(exclude_none=True))
+        show.fields(found.model_dump(exclude_none=True) | {"parameters": tables.compact(found.parameters)})
 
 
 @app.command()
@@ -101,15 +104,21 @@ def projection(
 
 def drawn(kind: str, payload: dict[str, Any], to: Path | None, as_json: bool, *, wait: bool = True) -> None:
     """Have a job draw something, and take the picture."""
+    _check_place(to)  # known before the work, not after
     if to is not None and str(to) != "-" and (to.is_dir() or not to.parent.is_dir()):
-        # Known before the work, not after.
         raise values.BadInput(f"{to} can't be written: it is a directory, or in none")
     job = run_job(kind, payload, as_json=as_json and to is None, wait=wait)
     if job is not None and to is not None:
         saved(UUID(job.result["artifact"]), to, as_json)
 
 
+def _check_place(to: Path | None) -> None:
+    if to is not None and to.suffix.lower() in OTHER_PICTURES:
+        raise values.BadInput(f"{to} can't be written: pictures are SVG, as in {to.with_suffix('.svg')}")
+
+
 def saved(artifact_id: UUID, to: Path | None, as_json: bool) -> None:
+    _check_place(to)
     with remote.open_client(settings.load()) as client:
         answer = remote.check(client.get(f"/artifacts/{artifact_id}/data"))
     if to is not None and str(to) == "-":

@@ -32,6 +32,9 @@ _PLAINER = {
 
 
 def main() -> None:
+    # Closed by the shell (`>&-`), where the first file or socket would else get its number.
+    sys.stdout = sys.stdout or os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
+    sys.stderr = sys.stderr or os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
     try:
         from kappa.app.cli.commands import app
 

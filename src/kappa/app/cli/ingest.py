@@ -135,8 +135,9 @@ def together(estimates: list[EstimateView]) -> EstimateView:
 def worded(estimate: EstimateView) -> str:
     """An estimate as a person reads it."""
     parts = [
-        show.count(estimate.documents, "document"), show.count(estimate.chunks, "chunk"), f"{estimate.words:,} words",
-        f"about {estimate.tokens:,} tokens", f"{estimate.embeddings:,} embeddings",
+        show.count(estimate.documents, "document"), show.count(estimate.chunks, "chunk"),
+        show.count(estimate.words, "word"), f"about {show.count(estimate.tokens, 'token')}",
+        show.count(estimate.embeddings, "embedding"),
     ]  # fmt: skip
     if estimate.ocr_pages:
         parts.append(f"{show.count(estimate.ocr_pages, 'page')} to read by OCR")

@@ -12,6 +12,7 @@ from psycopg import Connection
 from pydantic import BaseModel, Field
 
 from kappa.app.kinds import ingestion, restore_files
+from kappa.app.kinds.asked import Asked
 from kappa.app.settings import Settings
 from kappa.engine import Engine, JobContext, Schedule
 from kappa.engine.tools import ArtifactStore, artifacts_of
@@ -29,7 +30,7 @@ BATCH = 100
 HOURLY = Schedule("artifact_cleanup", "7 * * * *", "artifact_cleanup", {})
 
 
-class CleanUp(BaseModel):
+class CleanUp(Asked):
     tool_artifacts_days: Annotated[float, Field(gt=0, le=36_500)] | None = None
     """What runs left longer ago goes, too; without it, it is kept for ever."""
 

@@ -16,6 +16,7 @@ import psycopg
 from pydantic import BaseModel, Field, model_validator
 
 from kappa.app.kinds import models
+from kappa.app.kinds.asked import Asked
 from kappa.app.kinds.ingested import IngestionResult
 from kappa.app.kinds.workshop import Workshop
 from kappa.app.settings import BadSetting
@@ -42,11 +43,11 @@ TO_BE_MENDED = (ProviderRefused, MissingExtra, BadSetting)
 """A key that is missing or wrong, an unknown model, a package that is not installed: not for another attempt."""
 
 
-class Ingestion(BaseModel):
+class Ingestion(Asked):
     """What to bring into which ontology: one upload, or several, each of which becomes a child job."""
 
     upload: UUID | None = None
-    uploads: list[UUID] = []
+    uploads: list[UUID] = Field(default_factory=list[UUID])
     ontology: Annotated[str, Field(min_length=1)]
     name: str | None = None
     """What the document is called; the upload's own name if nothing."""
@@ -65,7 +66,7 @@ class Ingestion(BaseModel):
         return self
 
 
-class SourceEmbedding(BaseModel):
+class SourceEmbedding(Asked):
     batch: Annotated[int, Field(ge=1, le=10_000)] = 128
 
 

@@ -6,6 +6,7 @@ from uuid import UUID
 
 from pydantic import BaseModel, Field, model_validator
 
+from kappa.app.kinds.asked import Asked
 from kappa.app.kinds.workshop import Workshop
 from kappa.engine import Engine, JobContext, JobFailed, Schedule
 from kappa.graph.config import MAX_HOPS, MOST_MAPPED
@@ -22,7 +23,7 @@ EVERY = 10
 """Rounds between two words of progress."""
 
 
-class Project(BaseModel):
+class Project(Asked):
     """Which map."""
 
     ontology: str | None = None
@@ -46,7 +47,7 @@ class Project(BaseModel):
         return self
 
 
-class AskedPolarity(BaseModel):
+class AskedPolarity(Asked):
     """Which axis; concepts by id, or by a label that only one has."""
 
     positive: Annotated[str, Field(min_length=1, max_length=1000)]

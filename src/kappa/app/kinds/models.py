@@ -78,9 +78,17 @@ def check(settings: Settings, name: str) -> None:
         remote_models.embedder(settings.embedder, settings).close()
 
 
+def check_names(settings: Settings) -> None:
+    """Whether there are such models at all: a name that was mistyped would else fail every ingestion later on."""
+    for name, value, known in (
+        ("KAPPA_PROVIDER", settings.provider, PROVIDERS), ("KAPPA_EMBEDDER", settings.embedder, EMBEDDERS)
+    ):  # fmt: skip
+        if value not in known:
+            raise BadSetting(f"{name} is {value!r} (there are: {', '.join(sorted(known))})")
+
+
 def open_embedder(settings: Settings) -> "Embedder":
-    if settings.embedder not in EMBEDDERS:
-        raise BadSetting(f"KAPPA_EMBEDDER is {settings.embedder!r} (there are: {', '.join(sorted(EMBEDDERS))})")
+    check_names(settings)
     return EMBEDDERS[settings.embedder](settings)
 
 

@@ -12,6 +12,7 @@ import psycopg
 from psycopg import Connection
 from pydantic import BaseModel, Field
 
+from kappa.app.kinds.asked import Asked
 from kappa.app.kinds.periodic import Periodic, Result, if_changed, keep_run, last_run, parameters_of
 from kappa.app.kinds.workshop import Workshop
 from kappa.engine import Engine, JobContext, JobFailed, Schedule, Snooze
@@ -48,7 +49,7 @@ class AnnealResult(Result):
     """Those that were made before, whatever became of them."""
 
 
-class Execute(BaseModel):
+class Execute(Asked):
     proposal: Annotated[int, Field(ge=1)]
     undo: bool = False
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import BaseModel
 
+from kappa.app.kinds.asked import Asked
 from kappa.graph.store import vocabulary
 from kappa.pg.ops import Op
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 R = TypeVar("R", bound="Result")
 
 
-class Periodic(BaseModel):
+class Periodic(Asked):
     """What a schedule may say."""
 
     only_if_changed: bool = False

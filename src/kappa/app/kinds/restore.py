@@ -12,6 +12,7 @@ from typing import Annotated
 from pydantic import BaseModel, Field
 
 from kappa.app.kinds import restore_files
+from kappa.app.kinds.asked import Asked
 from kappa.engine import Engine, JobContext, JobFailed, LanesHeld, Snooze
 from kappa.engine.holding import let_go, other_lanes_drained
 from kappa.graph import backup
@@ -21,7 +22,7 @@ from kappa.pg import Database
 AGAIN = timedelta(seconds=5)
 
 
-class Restore(BaseModel):
+class Restore(Asked):
     """Which file, and how."""
 
     file: Annotated[int, Field(ge=1)]

@@ -4,17 +4,16 @@ import time
 from datetime import timedelta
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
+from kappa.app.kinds.asked import Asked
 from kappa.engine import Engine, JobContext, Lane
 
 LANE = Lane("checks", kinds=("self_test",), max_slots=4, poll_interval_ms=5000)
 
 
-class SelfTest(BaseModel):
+class SelfTest(Asked):
     """How much to do, and how it should end."""
-
-    model_config = ConfigDict(extra="forbid")
 
     steps: Annotated[int, Field(ge=1, le=10_000)] = 3
     seconds: Annotated[float, Field(ge=0, le=3600)] = 0.0

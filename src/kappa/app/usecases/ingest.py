@@ -160,9 +160,10 @@ class Ingestions:
     ) -> Submitted:
         """A job that brings uploads into an ontology, which is made if there is none of that name.
 
-        Content that is there, or on its way, is left out unless `force` has it read again; what an earlier job left
-        unfinished (cancelled, failed chunks) goes on where that one stopped. `provider` extracts: `local`, or another
-        that is configured. `auto_approve` needs the permission `jobs:approve`.
+        Content that is there, or on its way, is left out unless `force` has it read again; what comes twice in one
+        submission is read once; what an earlier job left unfinished (cancelled, failed chunks) goes on where that one
+        stopped. `provider` extracts: `local`, or another that is configured. `auto_approve` needs the permission
+        `jobs:approve`.
 
         Raises `AlreadyThere`, `NotFound` (an upload that expired, or is somebody else's), `Refused`, `Forbidden`,
         `ProviderRefused` (it has no key here), `MissingExtra`.
@@ -187,6 +188,9 @@ class Ingestions:
             wanted = [file for file in files if file.key not in left_out]
             if not wanted:
                 raise AlreadyThere(duplicates)
+            first = {file.sha256: file for file in reversed(wanted)}
+            twins = [file for file in wanted if first[file.sha256] is not file]
+            wanted = [file for file in wanted if first[file.sha256] is file]
             estimate = self._estimate(wanted, provider)
             asked = Ingestion(
                 upload=wanted[0].key if len(wanted) == 1 else None,
@@ -205,6 +209,7 @@ class Ingestions:
                 connection=connection,
             )
         job = await self._client.show(made.id)
+        duplicates += [Duplicate(file.key, file.name, None, made.id) for file in twins]
         return Submitted(made.id, job.state, estimate, tuple(duplicates))
 
     def close(self) -> None:
@@ -224,7 +229,7 @@ class Ingestions:
         for key in keys:
             if key not in found or (found[key].owner != who.name and not who.may(Permission.JOBS_MANAGE)):
                 raise NotFound(f"there is no upload {key}; uploads are kept for a day")
-        return list({found[key].sha256: found[key] for key in dict.fromkeys(keys)}.values())
+        return [found[key] for key in dict.fromkeys(keys)]
 
     async def _duplicates(
         self, connection: AsyncConnection[Row], ontology: str, files: "list[Upload]"

@@ -15,7 +15,7 @@ from kappa.app.errors import Refused
 from kappa.app.kinds import models
 from kappa.app.permissions import Permission
 from kappa.app.usecases.graph import as_id
-from kappa.app.usecases.ingest import Uploaded
+from kappa.app.usecases.ingest import AlreadyThere, Uploaded
 from kappa.app.web.pages import PREFIX, Pages, Visit
 from kappa.pg import KappaError
 
@@ -24,6 +24,9 @@ pages = Pages()
 UPLOAD = f"{PREFIX}/ingest"
 LARGEST = 256 * 1024 * 1024
 """Bytes of all files that are sent at once."""
+NOTHING_NEW = (
+    "Nothing was submitted. To have it read again, send it once more and tick “Read again what is there already”."
+)
 SUMMED = ("documents", "chunks", "words", "tokens", "embeddings", "ocr_pages")
 
 
@@ -65,12 +68,16 @@ async def submit(visit: Visit) -> Response:
         if (key := as_id(text)) is None:
             raise Refused(f"{text!r} is no upload")
         keys.append(key)
-    submitted = await visit.services.ingestions.submit(
-        visit.who, visit.word("ontology"), keys, provider=visit.word("provider") or None,
-        auto_approve=visit.word("approve") == "yes", force=visit.word("force") == "yes",
-    )  # fmt: skip
+    try:
+        submitted = await visit.services.ingestions.submit(
+            visit.who, visit.word("ontology"), keys, provider=visit.word("provider") or None,
+            auto_approve=visit.word("approve") == "yes", force=visit.word("force") == "yes",
+        )  # fmt: skip
+    except AlreadyThere as error:
+        return await _form(visit, [*map(str, error.duplicates), NOTHING_NEW], 409)
     visit.services.overview.forget()
-    return visit.to_job(submitted.job, f"{UPLOAD}?submitted={submitted.job}")
+    left_out = len(submitted.duplicates)
+    return visit.to_job(submitted.job, f"{UPLOAD}?submitted={submitted.job}&left_out={left_out}", left_out)
 
 
 async def _upload(visit: Visit, sent: UploadFile) -> Uploaded:
@@ -87,10 +94,10 @@ def _spool(source: IO[Any]) -> Path:
         return Path(kept.name)
 
 
-async def _form(visit: Visit, refused: list[str] | None = None) -> Response:
+async def _form(visit: Visit, refused: list[str] | None = None, status: int = 422) -> Response:
     # Whoever may feed documents and no more types a name; which there are, only readers see.
     ontologies = await visit.services.graph.ontologies() if visit.may(Permission.GRAPH_READ) else []
     return visit.page(
-        "ingest.html", 422 if refused else 200, ontologies=ontologies, refused=refused or [],
-        submitted=visit.asked_number("submitted"),
+        "ingest.html", status if refused else 200, ontologies=ontologies, refused=refused or [],
+        submitted=visit.asked_number("submitted"), left_out=visit.asked_number("left_out"),
     )  # fmt: skip

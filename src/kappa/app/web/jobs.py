@@ -157,7 +157,7 @@ async def _shown(visit: Visit, job_id: int) -> Response:
         run=payload["run_id"] if found.kind == "tool_run" else None,
         children=children[:MANY], more_children=len(children) > MANY,
         retries=[one for one in relatives if one.bond == "retry"],
-        with_detail=visit.may(Permission.WORKERS_VIEW),
+        with_detail=visit.may(Permission.WORKERS_VIEW), left_out=visit.asked_number("left_out"),
         estimate=_estimate(found), outcome=_outcome(found) if visit.may(Permission.GRAPH_READ) else None,
     )  # fmt: skip
 
@@ -193,9 +193,11 @@ def _now_or_end(job: Job) -> Iterator[Moment]:
         tone: Any = {"succeeded": "good", "cancelled": "warn"}.get(job.state, "bad")
         yield Moment(job.finished_at, job.state.replace("_", " "), tone, job.reason or job.error_summary)
     elif job.state is JobState.RUNNING and job.lease_until is not None:
-        waits = "waits for its children; " if job.waiting else ""
-        detail = f"{waits}told to stop: {job.reason}" if job.reason else waits or None
-        yield Moment(job.lease_until, f"{tries} runs on {job.lease_owner}; its lease ends", "now", detail, to_come=True)
+        details = ["waits for its children"] if job.waiting else []
+        details += [f"told to stop: {job.reason}"] if job.reason else []
+        runs = f"{tries} runs on" if job.attempt else "taken by"
+        said = f"{runs} {job.lease_owner}; its lease ends"
+        yield Moment(job.lease_until, said, "now", "; ".join(details) or None, to_come=True)
     elif job.state is JobState.RUNNING:
         yield Moment(job.created_at, "it lost its worker, and waits to be adopted", "bad", to_come=True)
     elif job.run_at is not None:

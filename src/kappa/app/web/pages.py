@@ -18,6 +18,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from kappa.app.api.routing import COOKIE, CSRF, SAFE
+from kappa.app.api.wording import what_is_wrong
 from kappa.app.errors import NotAuthenticated, Refused
 from kappa.app.permissions import Permission
 from kappa.app.services import Services
@@ -117,9 +118,10 @@ class Visit:
         """After a change: a page to look at, which reloading asks for again and the change is not."""
         return RedirectResponse(path, 303)
 
-    def to_job(self, job_id: int, otherwise: str) -> RedirectResponse:
+    def to_job(self, job_id: int, otherwise: str, left_out: int = 0) -> RedirectResponse:
         """To the job that was made, or elsewhere if its page is not for this visitor."""
-        return self.elsewhere(f"{PREFIX}/jobs/{job_id}" if self.may(Permission.JOBS_VIEW) else otherwise)
+        more = f"?left_out={left_out}" if left_out else ""
+        return self.elsewhere(f"{PREFIX}/jobs/{job_id}{more}" if self.may(Permission.JOBS_VIEW) else otherwise)
 
 
 def understood(model: type[M], fields: dict[str, Any]) -> M:
@@ -127,7 +129,7 @@ def understood(model: type[M], fields: dict[str, Any]) -> M:
         return model.model_validate({name: value for name, value in fields.items() if value not in (None, "")})
     except ValidationError as error:
         fault = error.errors(include_url=False, include_input=False)[0]
-        raise Refused(f"{'.'.join(map(str, fault['loc'])).replace('_', ' ')}: {fault['msg']}") from None
+        raise Refused(f"{'.'.join(map(str, fault['loc'])).replace('_', ' ')}: {what_is_wrong(fault)}") from None
 
 
 Handler = Callable[[Visit], Awaitable[Response]]

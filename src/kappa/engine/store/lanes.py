@@ -75,7 +75,7 @@ def edit_lane(name: str, changes: dict[str, Any]) -> Op[Lane | None]:
     _check_spans(Lane(name, **{column: value for column, value in changes.items() if value is not None}))
     params = {column: changes.get(column) for column in COLUMNS} | {"name": name}
     if params["kinds"] is not None:
-        params["kinds"] = list(params["kinds"])
+        params["kinds"] = list(dict.fromkeys(params["kinds"]))
     return Op(EDIT_LANE, params, lambda rows: _lane(rows[0]) if rows else None)
 
 

@@ -2,6 +2,7 @@
 
 import re
 import xml.etree.ElementTree as ET
+from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -19,6 +20,8 @@ WIDTH, HEIGHT, EDGE, LEGEND = 1000, 720, 24, 280
 LETTER = 6.6
 """Pixels, about."""
 MOST_LABELS = 60
+OF_EACH = 3
+"""Concepts of a cluster that are named before those of others that are weightier."""
 LONGEST = 32
 ROW = 22
 MOST_ROWS = 200
@@ -71,22 +74,39 @@ def projection(title: str, points: Sequence[Point], clusters: Sequence[tuple[str
 def _labels(picture: ET.Element, placed: Sequence[tuple[float, float, Point]]) -> None:
     taken: list[tuple[float, float, float, float]] = []
     dots = [(x - 4, y - 4, x + 4, y + 4) for x, y, _ in placed]
-    for x, y, one in sorted(placed, key=lambda p: (-p[2].weight, p[2].label, p[0], p[1])):
+    for x, y, one in _in_turn(placed):
         if len(taken) == MOST_LABELS:
             return
         text = _short(one.label)
         wide = LETTER * len(text)
-        sides = [(left, y - 8, left + wide, y + 5) for left in (x + 6, x - 6 - wide)]
+        places = [
+            (x + 6, y + 4, "start", (x + 6, y - 8, x + 6 + wide, y + 5)),
+            (x - 6, y + 4, "end", (x - 6 - wide, y - 8, x - 6, y + 5)),
+            (x, y - 8, "middle", (x - wide / 2, y - 20, x + wide / 2, y - 7)),
+            (x, y + 17, "middle", (x - wide / 2, y + 5, x + wide / 2, y + 18)),
+        ]  # fmt: skip
         free = [
-            box for box in sides
-            if box[0] >= 0 and box[2] <= WIDTH - LEGEND - 14 and not any(_meet(box, other) for other in taken)
+            place for place in places
+            if place[3][0] >= 0 and place[3][1] > EDGE + 4 and place[3][2] <= WIDTH - LEGEND - 14
+            and not any(_meet(place[3], other) for other in taken)
         ]  # fmt: skip
         if not free:
             continue
         # Rather where no other concept's point is under it.
-        box = next((box for box in free if not any(_meet(box, dot) for dot in dots)), free[0])
+        left, base, anchor, box = next((p for p in free if not any(_meet(p[3], dot) for dot in dots)), free[0])
         taken.append(box)
-        _say(picture, box[0], y + 4, text)
+        _say(picture, left, base, text, anchor=anchor)
+
+
+def _in_turn(placed: Sequence[tuple[float, float, Point]]) -> list[tuple[float, float, Point]]:
+    """The first few of each cluster, and then all others, the weightiest first: no cluster is without a name."""
+    before: Counter[int] = Counter()
+    first: list[tuple[float, float, Point]] = []
+    rest: list[tuple[float, float, Point]] = []
+    for one in sorted(placed, key=lambda p: (-p[2].weight, p[2].label, p[0], p[1])):
+        (first if before[one[2].cluster] < OF_EACH else rest).append(one)
+        before[one[2].cluster] += 1
+    return first + rest
 
 
 def _meet(one: tuple[float, float, float, float], other: tuple[float, float, float, float]) -> bool:

@@ -28,14 +28,22 @@ QUICK = {"fsync": "off", "max_connections": "200", "autovacuum_naptime": "5s"}
 FIRST = (
     "engine/fleet/test_agent_end_to_end.py",
     "chaos/test_chaos.py",
-    "app/test_cli_knowing.py",
-    "app/test_api_random_bodies.py",
-    "app/test_ingestion_kills.py",
-    "app/test_server_kills.py",
     "engine/test_handlers.py",
     "engine/tools/test_hostile.py",
-    "engine/tools/test_conformance.py",
+    "app/test_api_contract.py",
+    "app/test_ingestion_kills.py",
+    "app/test_api_random_bodies.py",
     "app/test_kinds.py",
+    "app/test_mcp.py",
+    "test_benchmarks_graph.py",
+    "engine/tools/test_conformance.py",
+    "test_benchmarks_fleet.py",
+    "app/test_up.py",
+    "pg/test_embedded.py",
+    "app/test_cli_knowing.py",
+    "app/test_demo.py",
+    "app/test_server_kills.py",
+    "test_house.py",
 )
 """The files that take longest. They begin first, so that at the end nobody waits for the process that has one."""
 

@@ -240,7 +240,7 @@ async def _enqueue(caller: Caller, count: int) -> list[int]:
     return made
 
 
-@pytest.mark.timeout(7200 if EACH else 240)
+@pytest.mark.timeout(7200 if EACH else 900)
 async def test_ten_thousand_random_requests_fail_nothing_and_lose_nothing(
     site: Site, connection: psycopg.Connection[tuple[Any, ...]]
 ) -> None:

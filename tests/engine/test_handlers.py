@@ -633,7 +633,8 @@ async def test_a_handler_that_goes_on_after_its_time_out_holds_neither_job_nor_s
     monkeypatch.setattr(executors, "CANCEL_AGAIN", 0.01)
     settled, refused, cancels = asyncio.Event(), list[str](), 0
 
-    @engine.job("stubborn", timeout=timedelta(milliseconds=100))
+    # Long enough for its transaction on a busy machine: one that is cancelled in there is not stubborn.
+    @engine.job("stubborn", timeout=timedelta(seconds=2))
     async def stubborn(ctx: AsyncJobContext) -> str:
         nonlocal cancels
         async with ctx.transaction() as connection:

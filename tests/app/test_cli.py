@@ -96,6 +96,21 @@ def test_doctor_names_the_server_its_extensions_its_room_and_what_follows(home: 
     assert kg("db", "status", home=home).returncode == 3, "a look leaves nothing running"
 
 
+def test_a_variable_that_is_no_setting_is_named_and_what_was_meant_with_it(home: Path) -> None:
+    env = {"KAPPA_PROVDER": "anthropic", "kappa_unheard_of": "1"}
+    done = kg("doctor", "--json", home=home, env=env)
+    assert done.returncode == 0, done.stderr
+    found = [
+        (one["level"], one["found"], one["follows"]) for one in json.loads(done.stdout) if one["topic"] == "settings"
+    ]
+    assert found == [
+        ("note", "KAPPA_PROVDER is no setting", "it changes nothing; KAPPA_PROVIDER is one"),
+        ("note", "kappa_unheard_of is no setting", "it changes nothing"),
+    ]
+    started = kg("up", "--host", "256.0.0.1", home=home, env=env)
+    assert "KAPPA_PROVDER is no setting, and changes nothing; was KAPPA_PROVIDER meant?" in started.stderr
+
+
 def test_doctor_says_what_is_wrong_with_a_server_that_isnt_there(home: Path) -> None:
     done = kg("doctor", "--json", home=home, env={"KAPPA_DATABASE_URL": "postgresql://127.0.0.1:1/none"})
     assert done.returncode == 1

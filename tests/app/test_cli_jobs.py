@@ -182,6 +182,26 @@ def test_jobs_are_listed_by_filter_and_page_by_page(shared: Up, kg: Person) -> N
     assert f"--before {newest[1]}" in table.stderr
 
 
+@pytest.mark.parametrize(
+    ("width", "titles"),
+    [
+        (200, ["id", "state", "kind", "lane", "priority", "try", "submitted", "by", "how", "far"]),
+        (80, ["id", "state", "kind", "lane", "try", "submitted", "by", "how", "far"]),
+        (60, ["id", "state", "kind", "submitted", "how", "far"]),
+    ],
+)
+def test_a_narrow_window_has_fewer_columns_rather_than_broken_words(
+    shared: Up, kg: Person, width: int, titles: list[str]
+) -> None:
+    narrow = hired(shared, f"narrow{width}", "contributor")
+    ids = [narrow.says("job", "enqueue", "self_test", "--delay", "1h")["id"] for _ in range(2)]
+    narrow.env["COLUMNS"] = str(width)
+    said = narrow("job", "list", "--mine").stdout.splitlines()
+    assert said[0].split() == titles
+    assert [line.split()[:3] for line in said[1:]] == [[str(job), "scheduled", "self_test"] for job in ids[::-1]]
+    assert all(re.search(r" \d{4}-\d\d-\d\d \d\d:\d\d:\d\d( |$)", line) for line in said[1:])
+
+
 def test_jobs_that_cost_something_are_approved_or_rejected(kg: Person) -> None:
     yes, no, own = (kg.says("job", "enqueue", "costly", "--payload", '{"pages": 3}')["id"] for _ in range(3))
     waiting = kg("job", "show", yes).stdout
@@ -238,6 +258,14 @@ def test_without_a_server_the_exit_code_is_3(shared: Up, home: Path) -> None:
     assert closed.refused(3, "job", "list").startswith("the server at http://127.0.0.1:1 doesn't answer: ")
     wrong = Person(home, server="ftp://kappa.test", token="kappa_x")
     assert wrong.refused(3, "job", "list").startswith("KAPPA_SERVER is 'ftp://kappa.test': ")
+    assert Person(home, server="here").refused(3, "job", "list").startswith("KAPPA_SERVER is 'here': not an address")
+
+
+@pytest.mark.parametrize("token", ["kappa_x", None])
+def test_a_password_in_the_servers_address_is_refused_and_not_shown(home: Path, token: str | None) -> None:
+    careless = Person(home, server="http://ada:opensesame@127.0.0.1:1", token=token)
+    said = careless.refused(3, "job", "list")
+    assert said == "KAPPA_SERVER has a user or a password in it; what a server wants is KAPPA_TOKEN"
 
 
 def test_the_operators_token_goes_to_no_other_server(shared: Up) -> None:

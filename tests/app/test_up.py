@@ -213,9 +213,11 @@ def test_what_jobs_get_of_a_worker_follows_the_settings(monkeypatch: pytest.Monk
 def test_a_port_that_nobody_asked_for_may_be_the_next_one() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with serve.listener("127.0.0.1", port, any_port=True) as listening:
+        said: list[str] = []
+        with serve.listener("127.0.0.1", port, said.append, any_port=True) as listening:
             assert listening.getsockname()[1] != port
-        with pytest.raises(serve.CannotListen), serve.listener("127.0.0.1", port, any_port=False):
+            assert said == [f"port {port} is taken; this server has {listening.getsockname()[1]}"]
+        with pytest.raises(serve.CannotListen), serve.listener("127.0.0.1", port, said.append, any_port=False):
             pass
 
 

@@ -73,11 +73,11 @@ def find(settings: Settings) -> Place:
     given = _sendable(settings.token.get_secret_value()) if settings.token is not None else None
     running = [one.url for one in home.running(settings.home)]
     if settings.server is not None:
-        url = settings.server.rstrip("/")
+        url = _address(settings.server)
         # The operator's token is for the servers of this home alone: any other could keep it and come back with it.
         token = given or (home.read_token(settings.home) if url in running else None)
         if token is None:
-            raise ServerNotFound(f"KAPPA_TOKEN is not set: {settings.server} wants a token")
+            raise ServerNotFound(f"KAPPA_TOKEN is not set: {url} wants a token")
         return Place(url, token, local=url in running)
     token = given or home.read_token(settings.home)
     if not running or token is None:
@@ -92,11 +92,18 @@ def _sendable(token: str) -> str:
     return token
 
 
-def _is_address(url: str) -> bool:
+def _address(server: str) -> str:
+    """A server's address as it can be shown, and asked."""
+    if "@" in server:
+        raise ServerNotFound("KAPPA_SERVER has a user or a password in it; what a server wants is KAPPA_TOKEN")
     try:
-        return httpx2.URL(url).scheme in ("http", "https")
-    except httpx2.InvalidURL:
-        return False
+        known = httpx2.URL(server).scheme in ("http", "https")
+        wrong = "" if known else "not an address as in https://kappa.example"
+    except httpx2.InvalidURL as error:
+        wrong = str(error)
+    if wrong:
+        raise ServerNotFound(f"KAPPA_SERVER is {server!r}: {wrong}")
+    return server.rstrip("/")
 
 
 @contextmanager
@@ -116,9 +123,7 @@ def reaching(place: Place) -> Generator[None]:
     try:
         yield
     except (httpx2.InvalidURL, httpx2.UnsupportedProtocol) as error:
-        if _is_address(place.url):
-            raise Unspeakable(f"the server can't be asked for that: {error}") from None
-        raise ServerNotFound(f"KAPPA_SERVER is {place.url!r}: {error}") from None
+        raise Unspeakable(f"the server can't be asked for that: {error}") from None
     except httpx2.TransportError as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise ServerNotFound(f"the server at {place.url} doesn't answer: {reason}") from None

@@ -101,7 +101,7 @@ def up(
         ):
             served = engine.served_lanes if options.lanes else ()
             if options.api:
-                with listener(settings.host, settings.port, any_port=any_port) as socket_:
+                with listener(settings.host, settings.port, say, any_port=any_port) as socket_:
                     runner.run(Server(settings, options, engine, served, socket_, greet).run())
             else:
                 runner.run(_only_lanes(settings, options, engine))
@@ -115,7 +115,7 @@ def _open_files() -> None:
 
 
 @contextmanager
-def listener(host: str, port: int, *, any_port: bool) -> Generator[socket.socket]:
+def listener(host: str, port: int, say: Callable[[str], None], *, any_port: bool) -> Generator[socket.socket]:
     """A listening socket. A port that nobody asked for by name may be another one if it is taken."""
     ports = range(port, port + PORTS_TRIED) if any_port and port else [port]
     error: OSError | None = None
@@ -130,6 +130,8 @@ def listener(host: str, port: int, *, any_port: bool) -> Generator[socket.socket
             listening.close()
             error = refused if isinstance(refused, OSError) else OSError(str(refused))
             continue
+        if number != port:
+            say(f"port {port} is taken; this server has {number}")
         with listening:
             yield listening
         return

@@ -4,6 +4,8 @@ Each field is the variable `KAPPA_` + its name in capitals; docs/configuration.m
 list whole. No other module reads a variable of Kappa's.
 """
 
+import os
+from difflib import get_close_matches
 from enum import StrEnum
 from pathlib import Path
 
@@ -11,6 +13,8 @@ from pydantic import Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from kappa.pg import Bounds, KappaError
+
+PREFIX = "KAPPA_"
 
 
 class BadSetting(KappaError):
@@ -32,7 +36,7 @@ class LogLevel(StrEnum):
 class Settings(BaseSettings):
     """Where things are and how large they may get."""
 
-    model_config = SettingsConfigDict(env_prefix="KAPPA_", env_ignore_empty=True, frozen=True)
+    model_config = SettingsConfigDict(env_prefix=PREFIX, env_ignore_empty=True, frozen=True)
 
     home: Path = Field(default=Path("~/.kappa"), description="Where Kappa keeps its data")
     database_url: SecretStr | None = Field(
@@ -180,11 +184,22 @@ class Settings(BaseSettings):
         return {name: Bounds(1, size, self.pool_wait) for name, size in sizes.items()}
 
 
+def mistyped() -> list[tuple[str, str | None]]:
+    """Variables of the environment that look like settings and are none, each with the setting that may be meant."""
+    known = [_variable(name) for name in Settings.model_fields]
+    found = sorted(name for name in os.environ if name.upper().startswith(PREFIX) and name.upper() not in known)
+    return [(name, next(iter(get_close_matches(name.upper(), known, n=1, cutoff=0.8)), None)) for name in found]
+
+
+def _variable(field: str) -> str:
+    return PREFIX + field.upper()
+
+
 def load() -> Settings:
     """The settings of this process; an error names the variable that is wrong."""
     try:
         return Settings()
     except ValidationError as error:
         wrong = error.errors(include_url=False)[0]
-        name = "KAPPA_" + "_".join(str(part) for part in wrong["loc"]).upper()
+        name = _variable("_".join(str(part) for part in wrong["loc"]))
         raise BadSetting(f"{name} is {wrong['input']!r}: {wrong['msg']}") from None

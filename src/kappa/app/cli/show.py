@@ -9,6 +9,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -99,6 +100,22 @@ def table(*titles: str) -> Table:
     for title in titles:
         made.add_column(title, overflow="fold")
     return made
+
+
+def fitted(rows: Table, spare: Sequence[str], last: int) -> Table:
+    """A table without the columns that a narrow window has no room for, the first of the `spare` ones first.
+
+    So many characters of its last column are enough: a sentence folds well, a name or a time doesn't.
+    """
+    for title in (None, *spare):
+        rows.columns = [column for column in rows.columns if column.header != title]
+        cells = [[column.header, *column.cells] for column in rows.columns]
+        widths = [max(Measurement.get(out, out.options, cell).maximum for cell in column) for column in cells]
+        if sum(widths[:-1]) + 2 * len(widths) + min(last, widths[-1]) <= out.width:
+            for column in rows.columns[:-1]:
+                column.no_wrap = True
+            break
+    return rows
 
 
 def findings(found: "Sequence[Finding]") -> None:

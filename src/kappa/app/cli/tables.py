@@ -100,7 +100,7 @@ def jobs(found: Iterable[JobView]) -> Table:
             str(job.id), state(job.state), cell(job.kind), cell(job.lane), str(job.priority),
             f"{job.attempt}/{job.max_attempts}", when(job.created_at), cell(job.submitted_by), cell(progress(job)),
         )  # fmt: skip
-    return rows
+    return show.fitted(rows, spare=("priority", "by", "lane", "try"), last=10)
 
 
 def job_fields(job: JobView) -> dict[str, str]:
@@ -142,7 +142,7 @@ def lane_rows(found: Sequence[LaneView]) -> Table:
             cell(lane.name), _open(lane), bar(lane.slots_used, lane.max_slots), f"{lane.poll_interval_ms} ms",
             span(lane.lease_ttl), span(lane.stale_timeout), lane.executor.value, cell(", ".join(lane.kinds) or None),
         )  # fmt: skip
-    return rows
+    return show.fitted(rows, spare=("stale", "lease", "poll", "executor"), last=20)
 
 
 def status(now: StatusView) -> RenderableType:
@@ -173,7 +173,7 @@ def _workers(found: Sequence[WorkerView]) -> Table:
             cell(worker.owner, "bold" if worker.leads else ""), cell(worker.host), str(worker.pid),
             str(worker.running), cell(", ".join(worker.lanes) or None), when(worker.started_at), when(worker.seen_at),
         )  # fmt: skip
-    return rows
+    return show.fitted(rows, spare=("since", "host", "pid"), last=19)
 
 
 def _open(lane: LaneView) -> Text:
@@ -202,7 +202,7 @@ def tokens(found: Iterable[TokenView]) -> Table:
             "never" if token.expires_at is None else when(token.expires_at),
             when(token.last_used_at), cell(may),
         )  # fmt: skip
-    return rows
+    return show.fitted(rows, spare=("made", "last used"), last=20)
 
 
 def _limits(token: TokenView) -> str:
@@ -220,7 +220,7 @@ def fleet(found: Iterable[FleetWorkerView]) -> Table:
             f"{one.memory_mb} MB" if one.memory_mb else "", cell(", ".join(one.labels)), cell(", ".join(one.kinds)),
             str(one.token_id), when(one.seen_at),
         )  # fmt: skip
-    return rows
+    return show.fitted(rows, spare=("memory", "cores", "token", "labels"), last=19)
 
 
 def users(found: Iterable[UserView]) -> Table:
@@ -279,4 +279,4 @@ def artifacts(found: Sequence[KeptArtifact]) -> Table:
             str(one.id), cell(one.kind, "bold"), cell(one.name), cell(one.ontology or ""), str(one.as_of_epoch),
             "" if one.size is None else str(one.size), when(one.created_at),
         )  # fmt: skip
-    return rows
+    return show.fitted(rows, spare=("epoch", "bytes", "ontology"), last=19)

@@ -37,6 +37,8 @@ def up(
     from kappa.app import serve
 
     configured = settings.load()
+    for name, meant in settings.mistyped():
+        show.say(f"{name} is no setting, and changes nothing" + (f"; was {meant} meant?" if meant else ""))
     given = {key: value for key, value in {"host": host, "port": port}.items() if value is not None}
     any_port = port is None and "port" not in configured.model_fields_set
     options = serve.Options(

@@ -13,7 +13,7 @@ from pathlib import Path
 import psycopg
 
 from kappa.app import wiring
-from kappa.app.settings import Settings
+from kappa.app.settings import Settings, mistyped
 from kappa.pg import Database, KappaError, check, queries
 from kappa.pg.database import capacity
 from kappa.pg.errors import SchemaTooOld
@@ -60,7 +60,13 @@ def examine(settings: Settings, say: Callable[[str], None]) -> list[Finding]:
         except (KappaError, psycopg.Error) as error:
             found = " ".join(str(error).split())
             findings.append(Finding("server", Level.PROBLEM, found, "nothing works without a database"))
-    return [*findings, _of_disk(settings.home), _of_containers(), _of_sandbox()]
+    return [*_of_variables(), *findings, _of_disk(settings.home), _of_containers(), _of_sandbox()]
+
+
+def _of_variables() -> Iterator[Finding]:
+    for name, meant in mistyped():
+        follows = "it changes nothing" + (f"; {meant} is one" if meant else "")
+        yield Finding("settings", Level.NOTE, f"{name} is no setting", follows)
 
 
 def _of_server(settings: Settings, database: Database, connection: psycopg.Connection[Row]) -> Iterator[Finding]:

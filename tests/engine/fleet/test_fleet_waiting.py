@@ -106,6 +106,30 @@ async def test_many_jobs_wake_as_many(url: str, connection: Connection) -> None:
         assert fleet.room.waiting == 10
 
 
+async def test_who_was_made_to_wait_its_turn_comes_before_a_younger_one_who_was_not(
+    url: str, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(waiting_room, "IN_VAIN", 15)
+    monkeypatch.setattr(waiting_room, "PACE", 30)
+    monkeypatch.setattr(dispatch, "LOOK_AGAIN", 60)
+    loop = asyncio.get_running_loop()
+    time, ahead = loop.time, 0.0
+    monkeypatch.setattr(loop, "time", lambda: time() + ahead)
+    async with server(url) as fleet:
+        first = await parks(fleet, "first", "r1")
+        older = await enters(fleet, "older", "r2")
+        # There was nothing a moment ago: it gets its turn later.
+        await until(lambda: list(fleet.room._hopeless) == [older])  # pyright: ignore[reportPrivateUsage]
+        ahead = 20.0
+        younger = await parks(fleet, "younger", "r3")
+        assert fleet.room.waiting == 2
+        ahead = 35.0
+        await until(lambda: fleet.room.waiting == 3)
+        for caller in (first, older, younger):
+            made = put(connection)
+            assert [one.id for one in await answer(caller)] == [made]
+
+
 async def test_an_older_caller_of_more_kinds_comes_before_younger_ones(
     url: str, connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:

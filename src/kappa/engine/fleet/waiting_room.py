@@ -8,7 +8,7 @@ import heapq
 import itertools
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Collection, Generator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 from kappa.engine.fleet.refusals import Refused
@@ -55,6 +55,37 @@ class Caller:
         self.timer: asyncio.TimerHandle | None = None
 
 
+class _Line:
+    """Those who can do the same and wait for the same, the oldest first."""
+
+    __slots__ = ("_callers", "_mixed")
+
+    def __init__(self) -> None:
+        self._callers: dict[Caller, None] = {}
+        self._mixed = False
+
+    def __len__(self) -> int:
+        return len(self._callers)
+
+    def __iter__(self) -> Iterator[Caller]:
+        if self._mixed:
+            self._callers = dict.fromkeys(sorted(self._callers, key=_arrival))
+            self._mixed = False
+        return iter(self._callers)
+
+    def add(self, caller: Caller) -> None:
+        # Who was paced comes to it after a younger one that was not.
+        self._mixed = self._mixed or (bool(self) and next(reversed(self._callers)).arrival > caller.arrival)
+        self._callers[caller] = None
+
+    def remove(self, caller: Caller) -> None:
+        del self._callers[caller]
+
+
+def _arrival(caller: Caller) -> int:
+    return caller.arrival
+
+
 class WaitingRoom:
     """Callers, and the claims that serve them."""
 
@@ -66,7 +97,7 @@ class WaitingRoom:
         self._arrivals = itertools.count()
         self._arriving = 0
         self._fresh: deque[Caller] = deque()
-        self._parked: dict[Kinds, dict[Ability, dict[Caller, None]]] = {}
+        self._parked: dict[Kinds, dict[Ability, _Line]] = {}
         self._woken: dict[Kinds, list[Ability]] = {}
         """Kinds of which there may be something, and who was seen since to have nothing of it."""
         self._in_vain: dict[Kinds, dict[Ability, float]] = {}
@@ -281,7 +312,7 @@ class WaitingRoom:
             self._answer(caller, [])
         elif caller.timer is None:
             caller.timer = loop.call_at(caller.until, self._nothing_for, caller)
-            self._parked.setdefault(caller.kinds, {}).setdefault(caller.ability, {})[caller] = None
+            self._parked.setdefault(caller.kinds, {}).setdefault(caller.ability, _Line()).add(caller)
 
     def _first_arrival(self, kinds: Kinds) -> int:
         return min((next(iter(callers)).arrival for callers in self._parked.get(kinds, {}).values()), default=0)
@@ -292,7 +323,7 @@ class WaitingRoom:
         hopeful = [callers for ability, callers in groups if not any(_covers(other, ability) for other in without)]
         if len(hopeful) == 1:
             return list(itertools.islice(hopeful[0], BATCH))
-        return list(itertools.islice(heapq.merge(*hopeful, key=lambda caller: caller.arrival), BATCH))
+        return list(itertools.islice(heapq.merge(*hopeful, key=_arrival), BATCH))
 
     def _nothing_for(self, caller: Caller) -> None:
         if not caller.is_served:  # else it may get something yet
@@ -303,7 +334,7 @@ class WaitingRoom:
             caller.timer.cancel()
             caller.timer = None
             groups = self._parked[caller.kinds]
-            del groups[caller.ability][caller]
+            groups[caller.ability].remove(caller)
             if not groups[caller.ability]:
                 del groups[caller.ability]
             if not groups:

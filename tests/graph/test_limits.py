@@ -26,6 +26,10 @@ from tests.ground import eventually
 Session = psycopg.Connection[Row]
 
 
+FOR_EVER = 3600
+"""Seconds: a test that waits for it is ended by its own time-out."""
+
+
 class SlowBackend(SqlBackend):
     """The same graph on a server that takes its time."""
 
@@ -83,22 +87,42 @@ def test_a_deadline_gives_what_was_found_and_nothing_runs_on(
     graph: Graph, url: str, opened: list[Graph], connection: Session
 ) -> None:
     ids = write(graph, CHAIN)
-    slow = asked_of(opened, url, SlowBackend(60, first_free=2))
+    slow = asked_of(opened, url, SlowBackend(FOR_EVER, first_free=2))
     slow.neighbors([ids["d"]], direction="out")
-    began = time.monotonic()
     answer = slow.neighbors([ids["a"]], 3, "out", deadline=1.0)
-    assert time.monotonic() - began < 1.1
     assert not answer.complete
     assert (answer.skipped[0].what, answer.skipped[0].why) == ("what is beyond hop 1", "the deadline passed")
     assert labels(answer) == ["b"]
     assert running(connection) == []
 
 
+@pytest.mark.parametrize("chunk", [2_000, 1])
+def test_a_statement_that_somebody_else_ends_gives_what_was_found(
+    graph: Graph, url: str, opened: list[Graph], connection: Session, chunk: int
+) -> None:
+    ids = write(graph, [*CHAIN, ("a", "IS", "x")])
+    slow = asked_of(opened, url, SlowBackend(FOR_EVER, first_free=1), chunk=chunk)
+    sleeping = (
+        "SELECT pid, query_start FROM pg_stat_activity WHERE datname = current_database() AND wait_event = 'PgSleep'"
+    )
+    with ThreadPoolExecutor(1) as threads:
+        asking = threads.submit(lambda: slow.neighbors([ids["a"]], 3, "out"))
+        ended: set[Row] = set()
+        while not asking.done():
+            for one in {*connection.execute(sleeping)} - ended:
+                ended.add(one)
+                connection.execute("SELECT pg_cancel_backend(%s)", one[:1])
+        answer = asking.result()
+    assert ended
+    assert not answer.complete
+    assert sorted(labels(answer)) == ["b", "x"]
+
+
 def test_a_question_in_parallel_ends_everywhere_at_its_deadline(
     graph: Graph, url: str, opened: list[Graph], connection: Session
 ) -> None:
     ids = write(graph, [("hub", "HAS", f"n{n}") for n in range(12)])
-    slow = asked_of(opened, url, SlowBackend(60, first_free=1), chunk=2)
+    slow = asked_of(opened, url, SlowBackend(FOR_EVER, first_free=1), chunk=2)
     answer = slow.neighbors([ids["hub"]], 2, "out", deadline=4.0)
     assert not answer.complete
     assert len(answer.items) == 12
@@ -109,17 +133,15 @@ def test_who_goes_away_takes_the_statement_along(
     graph: Graph, url: str, opened: list[Graph], connection: Session
 ) -> None:
     ids = write(graph, CHAIN)
-    backend = SlowBackend(60)
+    backend = SlowBackend(FOR_EVER)
     slow = asked_of(opened, url, backend)
     cancel = Cancel()
     with ThreadPoolExecutor(1) as threads:
         asking = threads.submit(lambda: slow.neighbors([ids["a"]], 3, cancel=cancel))
         assert backend.began.wait(30)
         eventually(lambda: [one for one in running(connection) if "pg_sleep" in one[1]])
-        began = time.monotonic()
         cancel.cancel()
         answer = asking.result()
-    assert time.monotonic() - began < 5
     assert not answer.complete
     assert answer.skipped[0].why == "the question was cancelled"
     assert running(connection) == []
@@ -147,9 +169,7 @@ def test_a_server_without_connections_for_helpers_holds_up_nobody(
     connection.execute("GRANT SELECT ON ALL TABLES IN SCHEMA kappa_graph TO narrow")
     one = make_conninfo(url, user="narrow", password="narrow")
     alone = asked_of(opened, one, SqlBackend(), chunk=1)
-    began = time.monotonic()
     answer = alone.neighbors([ids["hub"]], 2, "out", deadline=20)
-    assert time.monotonic() - began < 10
     assert (answer.complete, answer.found) == (True, 24)
     alone.close()
     connection.execute("DROP OWNED BY narrow")
@@ -172,9 +192,7 @@ def test_a_hundred_questions_at_once(graph: Graph, url: str, opened: list[Graph]
         gate.wait()
         while not all(one.done() for one in asking):
             # A health check answers meanwhile, from the same pool.
-            began = time.monotonic()
             assert asked.epoch() > 0
-            assert time.monotonic() - began < 5
             use = asked.budget()
             most = max(most, use.busy + use.lanes_busy)
             assert use.busy <= 8

@@ -5,7 +5,6 @@ import random
 import subprocess
 import sys
 import threading
-import time
 import unicodedata
 import zipfile
 from collections.abc import Callable
@@ -115,16 +114,13 @@ def test_html_becomes_the_text_that_it_shows() -> None:
     "unit", ["<div>", "<b>", "<a ", "<!--", "<", "</", "&amp", "<font a=1><p>", "<p a='", "<?", "<title>", "<pre>"]
 )
 def test_no_html_is_slow(unit: str) -> None:
-    began = time.process_time()
+    """What takes the square of its length takes longer than a test may."""
     page = "<html><p>Words." + "".join(f"{unit}{n}" for n in range(100_000))
     assert read(page.encode()).text.startswith("Words.")
-    assert time.process_time() - began < 5
 
 
 def test_no_head_of_a_text_is_slow() -> None:
-    began = time.process_time()
-    assert read(b"<!--a-->" * 1000 + b"text").media_type == "text/plain"
-    assert time.process_time() - began < 1
+    assert read(b"<!--a-->" * 1_000_000 + b"text").media_type == "text/plain"
 
 
 def test_a_pdf_gives_its_pages() -> None:
@@ -227,9 +223,7 @@ def test_uniform_characters_stay(text: str) -> None:
 
 
 def test_endless_marks_on_a_letter_are_not_slow() -> None:
-    began = time.process_time()
     read(("a" + "\u0316\u0301" * 200_000).encode())
-    assert time.process_time() - began < 5
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from typing import Generic, TypeVar
 
 import psycopg
 from psycopg import Connection, errors, sql
+from psycopg.pq import TransactionStatus
 
 from kappa.graph.errors import GraphBusy, GraphFailed
 from kappa.graph.query.budget import Grant
@@ -55,6 +56,7 @@ class _Work(Generic[T]):
             except IndexError:
                 return
             try:
+                _go_on(connection, limits)
                 with guard():
                     self.results[place] = timed(connection, limits, act)
             except Stopped as stopped:
@@ -128,13 +130,24 @@ def _finish(helping: Sequence[Future[None]]) -> None:
 
 def timed(connection: Connection[Row], limits: Limits, act: Callable[[Connection[Row]], T]) -> T:
     """Run a statement that the server itself ends at the deadline. The connection is in a transaction."""
-    if stop := limits.stop():
-        raise Stopped(stop)
+    _go_on(connection, limits)
     try:
-        connection.execute(sql.SQL("SET LOCAL statement_timeout = {}").format(max(1, int(limits.left * 1000))))
+        connection.execute(_server_keeps(limits))
         return act(connection)
     except errors.QueryCanceled:
         raise Stopped(limits.stop() or OUT_OF_TIME) from None
+
+
+def _go_on(connection: Connection[Row], limits: Limits) -> None:
+    """Raises `Stopped` if there is no time for more, or the server has ended a statement and takes no other."""
+    if stop := limits.stop():
+        raise Stopped(stop)
+    if connection.info.transaction_status == TransactionStatus.INERROR:
+        raise Stopped(OUT_OF_TIME)
+
+
+def _server_keeps(limits: Limits) -> sql.Composed:
+    return sql.SQL("SET LOCAL statement_timeout = {}").format(max(1, int(limits.left * 1000)))
 
 
 @contextmanager
@@ -170,9 +183,7 @@ def quick(pool: Pool, limits: Limits, act: Callable[[Connection[Row]], T]) -> T:
             limits.cancel.watch(key, lambda: connection.cancel_safe(timeout=CANCEL_WITHIN))
             try:
                 with connection.pipeline(), connection.transaction():
-                    connection.execute(
-                        sql.SQL("SET LOCAL statement_timeout = {}").format(max(1, int(limits.left * 1000)))
-                    )
+                    connection.execute(_server_keeps(limits))
                     return act(connection)
             finally:
                 limits.cancel.unwatch(key)

@@ -69,7 +69,8 @@ def _estimate(job: Job) -> Any:
         return told
     if job.kind in INGESTS:
         told = told | {"price": price(told["price"])}
-    return {key: told[key] for key in [*(key for key in ESTIMATED if key in told), *told]}
+    ordered = {key: told[key] for key in [*(key for key in ESTIMATED if key in told), *told]}
+    return {"pages for OCR" if key == "ocr_pages" else key: value for key, value in ordered.items()}
 
 
 def _outcome(job: Job) -> tuple[str, str] | None:

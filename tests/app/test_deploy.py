@@ -262,6 +262,13 @@ def test_the_manifests_say_where_their_secrets_come_from() -> None:
     assert used == made
 
 
+def test_no_service_gives_a_pod_variables_that_are_read_as_settings() -> None:
+    names = [name for kind, name in manifests() if kind == "Service"]
+    linked = {f"{name.upper().replace('-', '_')}_PORT" for name in names}
+    assert linked & {f"KAPPA_{field.upper()}" for field in Settings.model_fields} == {"KAPPA_PORT"}
+    assert all(pod["spec"]["enableServiceLinks"] is False for pod in pods().values())
+
+
 @pytest.mark.parametrize("name", ["kappa", "kappa-worker"])
 def test_a_pod_has_its_grace_and_no_more_rights_than_it_needs(name: str) -> None:
     spec = pods()[name]["spec"]

@@ -71,7 +71,10 @@ class _Asking:
 
     def disputed(self) -> None:
         """What some documents say and others deny."""
-        _question("Where do the pages contradict each other?", f"kg related {CENTRE} --type CAUSES --type NOT_CAUSES")
+        _question(
+            "Where do the pages contradict each other?",
+            f"kg related {CENTRE} --hops {FAR}, and there what is both said and denied",
+        )
         drawn = self._subgraph(CENTRE, hops=FAR, min_confidence=PLAIN)
         names = {item.concept.id: item.concept for item in drawn.concepts}
         types: defaultdict[tuple[UUID, UUID], set[str]] = defaultdict(set)

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import psycopg
 
+from kappa.engine import AsyncClient
 from tests.ground import PATIENCE
 
 T = TypeVar("T")
@@ -40,3 +41,12 @@ def waiting(connection: psycopg.Connection[Any]) -> int:
 async def blocked(connection: psycopg.Connection[Any], count: int) -> None:
     """Until so many sessions of this database wait for a lock."""
     await becomes(lambda: waiting(connection) >= count, what=f"{count} sessions wait for a lock")
+
+
+async def begun(client: AsyncClient, job: int) -> None:
+    """Until its start is on record: before, a job that is lost is put back as if nobody had taken it."""
+
+    async def on_record() -> bool:
+        return (await client.show(job)).attempt == 1
+
+    await becomes(on_record, what="a job that has begun")

@@ -20,6 +20,7 @@ from kappa.app.settings import LogFormat, LogLevel
 from kappa.engine import AsyncJobContext, Engine, JobContext, Lane, WorkerConfig, current_facts
 from kappa.engine.testing import Heard, drain, maintain, working
 from tests.app.conftest import Site, Up
+from tests.app.patience import begun
 
 FOLLOWER = WorkerConfig(lead=False, grace=timedelta(seconds=5))
 log = logging.getLogger("somebody.elses")
@@ -222,11 +223,10 @@ async def test_a_line_outside_of_jobs_has_no_job(site: Site, engine: Engine) -> 
 
 
 async def test_what_the_engine_says_of_a_job_has_its_facts(site: Site) -> None:
-    gone, go_on = threading.Event(), threading.Event()
+    go_on = threading.Event()
 
     @site.engine.job("held", idempotent=True)
     def held(ctx: JobContext) -> None:
-        gone.set()
         go_on.wait(30)
 
     site.engine.lane(Lane("slow", kinds=("held",), max_slots=1, lease_ttl=timedelta(seconds=1)))
@@ -235,7 +235,7 @@ async def test_what_the_engine_says_of_a_job_has_its_facts(site: Site) -> None:
     heard = Heard(site.engine)
     with Lines() as lines:
         async with working(site.engine, FOLLOWER):
-            await asyncio.to_thread(gone.wait, 30)
+            await begun(site.services.client, job)
             await maintain(site.engine, later=timedelta(hours=1), only=lambda name: name == "reaper")
             await heard.until("lease_lost", job=job)
             go_on.set()

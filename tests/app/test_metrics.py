@@ -36,7 +36,7 @@ from kappa.graph.ingest.providers import PROCESS, ProviderConfig, make
 from kappa.pg import Database
 from tests.app import worlds
 from tests.app.conftest import Site, Up
-from tests.app.patience import becomes
+from tests.app.patience import becomes, begun
 from tests.conftest import Server
 from tests.graph.ingest.provider_server import KEY, TOKENS_IN, ProviderServer, Said
 from tests.ground import Script, eventually
@@ -220,7 +220,7 @@ async def test_a_lost_lease_and_its_reaping_and_the_adoption_are_counted(
     heard = Heard(engine)
     async with working(engine, FOLLOWER):
         await reached(gate)
-        await becomes(lambda: _attempt(site, job))
+        await begun(site.services.client, job)
         await maintain(engine, later=HOUR, only=lambda name: name == "reaper")
         await heard.until("lease_lost", job=job)
         await heard.until("adopted", job=job)
@@ -233,10 +233,6 @@ async def test_a_lost_lease_and_its_reaping_and_the_adoption_are_counted(
     assert value(page, "kappa_adoptions_total", **held) == 1
     assert value(page, "kappa_job_outcomes_total", **held, state="scheduled") == 1
     assert value(page, "kappa_job_run_seconds_count", **held) == 0, "who adopts a lost attempt did not run it"
-
-
-async def _attempt(site: Site, job: int) -> bool:
-    return (await site.services.client.show(job)).attempt == 1
 
 
 async def test_promotions_and_schedules_are_counted(site: Site, engine: Engine, operator: httpx2.AsyncClient) -> None:

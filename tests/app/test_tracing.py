@@ -28,6 +28,7 @@ from kappa.engine import AsyncJobContext, JobContext, JobFailed, Lane, WorkerCon
 from kappa.engine.testing import Heard, drain, maintain, working
 from kappa.pg import Database
 from tests.app.conftest import Site, Up
+from tests.app.patience import begun
 from tests.ground import eventually, kg
 
 FOLLOWER = WorkerConfig(lead=False, grace=timedelta(seconds=5))
@@ -158,11 +159,10 @@ async def test_an_attempt_that_lost_its_lease_is_a_span_too_and_its_adoption_is_
     url: str, home: Path, collector: Collector, stack: AsyncExitStack
 ) -> None:
     site = await served(url, home, collector, stack)
-    began, go_on = threading.Semaphore(0), threading.Event()
+    go_on = threading.Event()
 
     @site.engine.job("held", idempotent=True)
     def held(ctx: JobContext) -> None:
-        began.release()
         go_on.wait(30)
 
     site.engine.lane(Lane("here", kinds=("held",), max_slots=1, lease_ttl=timedelta(seconds=1)))
@@ -170,7 +170,7 @@ async def test_an_attempt_that_lost_its_lease_is_a_span_too_and_its_adoption_is_
     job = (await site.services.client.enqueue("held")).id
     heard = Heard(site.engine)
     async with working(site.engine, FOLLOWER):
-        await heard.until("claimed", job=job)
+        await begun(site.services.client, job)
         await maintain(site.engine, later=timedelta(hours=1), only=lambda name: name == "reaper")
         await heard.until("lease_lost", job=job)
         go_on.set()

@@ -111,7 +111,7 @@ def test_a_client_that_hangs_up_leaves_nothing_running(up: Up, url: str, connect
         holder.execute("LOCK TABLE kappa_graph.concepts")
         with up.client() as client, pytest.raises(httpx2.ReadTimeout):
             body = {"seeds": [made["ids"]["Otter"]], "deadline": 120}
-            client.post("/query/neighbors", json=body, timeout=1)
+            client.post("/query/neighbors", json=body, timeout=4)  # by then it has begun
         eventually(lambda: waiting(connection) == 0, what="the statement ends although the lock is held")
     page = _metrics(up)
     assert 'kappa_graph_questions_total{outcome="cancelled",question="neighbors"} 1.0' in page

@@ -15,7 +15,7 @@ from kappa.engine.fleet.waiting_room import Caller
 from kappa.engine.signals import Signals
 from kappa.engine.store import jobs
 from kappa.engine.store.jobs import NewJob
-from kappa.pg import Database
+from kappa.pg import Database, Listening, Notification
 from kappa.pg.ops import run
 from tests.ground import PATIENCE
 
@@ -104,11 +104,23 @@ def running(connection: Connection, lane: str = "far") -> int:
 # Servers
 
 
+class Server(Fleet):
+    """One server's part of the fleet, and what it has heard and acted on."""
+
+    def __init__(self, url: str, **options: Any) -> None:
+        super().__init__(Database(url), Signals(), **options)
+        self.heard: list[Notification | Listening] = []
+
+    async def _hear(self, event: Notification | Listening) -> None:
+        await super()._hear(event)
+        self.heard.append(event)
+
+
 @asynccontextmanager
-async def server(url: str, **options: Any) -> AsyncIterator[Fleet]:
-    """One server's part of the fleet, which is heard of what happens."""
-    fleet = Fleet(Database(url), Signals(), **options)
-    async with fleet.opened():
+async def server(url: str, **options: Any) -> AsyncIterator[Server]:
+    """A server that listens, and has looked at what was there before."""
+    async with Server(url, **options).opened() as fleet:
+        await until(lambda: fleet.heard, "the server listens")
         yield fleet
 
 
@@ -155,8 +167,8 @@ def blocked(connection: Connection) -> int:
     return found.fetchall()[0][0]
 
 
-async def heard_everything(fleet: Fleet, connection: Connection) -> None:
-    """Until this server has heard all that was notified before."""
-    kind = f"marker_{time.monotonic_ns()}"
-    open_lane(connection, kind, [kind], slots=1)
-    await until(lambda: fleet.kinds_for(PASS, [kind]), "the server hears of a lane")
+async def heard_everything(fleet: Server, connection: Connection) -> None:
+    """Until this server has heard all that was notified before, and acted on it."""
+    marker = Notification("kappa_wake", f"marker {time.monotonic_ns()}")  # a lane that is none
+    connection.execute("SELECT pg_notify(%s, %s)", [marker.channel, marker.payload])
+    await until(lambda: marker in fleet.heard, "the server hears what is said")

@@ -16,7 +16,7 @@ import socket
 from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import psycopg
 from psycopg import AsyncConnection
@@ -101,7 +101,7 @@ class Fleet:
         self._seen: set[str] = set()
 
     @asynccontextmanager
-    async def opened(self) -> AsyncGenerator["Fleet"]:
+    async def opened(self) -> AsyncGenerator[Self]:
         async with self.pool:
             await self._look_at_lanes()
             tasks = [
@@ -316,15 +316,18 @@ class Fleet:
 
     async def _listen(self) -> None:
         async for event in listen(self._database.direct_url, ("kappa_wake", "kappa_lane")):
-            match event:
-                case Notification("kappa_wake", lane) if lane != "*":
-                    if (found := self._lanes.get(lane)) is not None:
-                        self.room.wake(found.kinds)
-                case Notification("kappa_lane", _):
-                    await self._try_to_look()
-                case Listening() | Notification():
-                    self._asleep.clear()
-                    await self._try_to_look()
+            await self._hear(event)
+
+    async def _hear(self, event: Notification | Listening) -> None:
+        match event:
+            case Notification("kappa_wake", lane) if lane != "*":
+                if (found := self._lanes.get(lane)) is not None:
+                    self.room.wake(found.kinds)
+            case Notification("kappa_lane", _):
+                await self._try_to_look()
+            case Listening() | Notification():
+                self._asleep.clear()
+                await self._try_to_look()
 
     async def _poll(self) -> None:
         """What nobody was told of: the safety net."""

@@ -75,6 +75,7 @@ class Site:
 async def site(url: str, home: Path) -> AsyncIterator[Site]:
     settings = Settings(home=home)
     engine = wiring.build_engine(settings, Database(url, bounds=settings.bounds))
+    without_schedules(url)
     engine.install()
     guard = Guard()
     async with AsyncExitStack() as stack:
@@ -111,7 +112,7 @@ class Up:
         self.home = home
         clean = {name: value for name, value in os.environ.items() if not name.startswith("KAPPA_")}
         self.env = {**clean, "KAPPA_HOME": str(home), "KAPPA_DATABASE_URL": url, "KAPPA_PORT": "0", **(env or {})}
-        _without_schedules(url)
+        without_schedules(url)
         self.log = home.with_name(f"{home.name}-up-{os.urandom(3).hex()}.log")
         with self.log.open("wb") as said:
             self.process = subprocess.Popen(
@@ -147,7 +148,7 @@ class Up:
         self.process.wait()
 
 
-def _without_schedules(url: str) -> None:
+def without_schedules(url: str) -> None:
     """What Kappa does at seven minutes past each hour would be among the jobs of whichever test runs then."""
     with psycopg.connect(url, autocommit=True) as connection:
         for one in (HOURLY, NIGHTLY, SCHEDULE, *SCHEDULES):

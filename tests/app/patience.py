@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import psycopg
 
-from kappa.engine import AsyncClient
+from kappa.engine import AsyncClient, Worker
 from tests.ground import PATIENCE
 
 T = TypeVar("T")
@@ -50,3 +50,13 @@ async def begun(client: AsyncClient, job: int) -> None:
         return (await client.show(job)).attempt == 1
 
     await becomes(on_record, what="a job that has begun")
+
+
+async def told_to_stop(worker: Worker, job: int) -> None:
+    """Until the worker that runs it knows that it is cancelled."""
+
+    def known() -> bool:
+        running = worker._desk.find(job)  # pyright: ignore[reportPrivateUsage]
+        return running is None or running.cancel_reason is not None
+
+    await becomes(known, what="a job that is told to stop")

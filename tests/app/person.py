@@ -116,7 +116,7 @@ class Person:
         os.close(terminal)
         seen = b""
         try:
-            while process.poll() is None or not seen:
+            while True:
                 try:
                     seen += os.read(person, 65536)
                 except OSError:  # the other end is closed: that is how a terminal's last word looks on Linux

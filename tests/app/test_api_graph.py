@@ -128,14 +128,14 @@ async def test_a_concept_is_shown_by_its_id_and_by_its_label(site: Site, operato
 
 
 async def test_a_label_of_several_concepts_names_them_all(site: Site, operator: httpx2.AsyncClient) -> None:
-    ids, _ = await worlds.populate(operator)
+    ids, epoch = await worlds.populate(operator)
     ship = await operator.post("/graph/concepts", json={"ontology": "ships", "concepts": [{"label": "Otter"}]})
     other = ship.json()["ids"]["Otter"]
     said = await refused(operator, "/query/related", {"concept": "Otter"}, 409, "ambiguous")
     assert said.startswith("'Otter' is 2 concepts: ")
     assert f"{ids['Otter']} (zoology)" in said
     assert f"{other} (ships)" in said
-    found = await ask(operator, "related", concept="Otter", where={"ontologies": ["zoology"]})
+    found = await ask(operator, "related", concept="Otter", where={"ontologies": ["zoology"]}, min_epoch=epoch)
     assert len(found["items"]) == 4
     shown = await operator.get("/graph/concepts/Otter", params={"ontology": "ships"})
     assert shown.json()["concept"]["id"] == other
@@ -237,7 +237,7 @@ async def test_a_deadline_that_passes_before_anything_was_found_is_said(
     ids, _ = await worlds.populate(operator)
     with psycopg.connect(url) as holder:
         holder.execute("LOCK TABLE kappa_graph.concepts")
-        answered = await operator.post("/query/related", json={"concept": ids["Otter"], "deadline": 1})
+        answered = await operator.post("/query/related", json={"concept": ids["Otter"], "deadline": 3})
     assert (answered.status_code, answered.json()["code"]) == (504, "question_stopped")
 
 

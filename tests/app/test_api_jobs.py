@@ -435,7 +435,7 @@ async def test_one_statement_looks_for_however_many_watch(site: Site) -> None:
     jobs = [await put(operator) for _ in range(3)]
     async with Counting(site.engine.database, site.engine.registry) as client:
         client.looks = []
-        tower = Watchtower(client, every=0.02)
+        tower = Watchtower(client, every=0.2)
         seen: list[Job] = []
 
         async def watch(job: int) -> None:

@@ -6,6 +6,7 @@ import re
 import shutil
 import socket
 import subprocess
+import tempfile
 import tomllib
 from collections.abc import Callable, Iterator
 from configparser import ConfigParser
@@ -170,8 +171,7 @@ def pooled_url(url: str) -> Iterator[str]:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
     # PgBouncer refuses to be root, and another account can't read a test's private directory.
-    place = Path("/var/tmp") / f"kappa-deploy-{os.getpid()}"
-    place.mkdir()
+    place = Path(tempfile.mkdtemp(prefix="kappa-deploy-", dir="/var/tmp"))
     config = pooler()
     there = f"host={address['host']} port={address['port']} dbname={address['dbname']}"
     config["databases"] = {str(address["dbname"]): there}

@@ -10,6 +10,7 @@ import pytest
 from kappa.app.permissions import ROLES, Permission
 from kappa.app.usecases.credentials import WorkerLimits
 from kappa.engine import Executor, Lane
+from kappa.engine.fleet.dispatch import Pass
 from tests.app.conftest import KAPPA, Site, Up
 from tests.app.remote import Remote
 from tests.ground import eventually
@@ -50,7 +51,7 @@ def lane(site: Site) -> None:
 
 @pytest.fixture
 async def remote(site: Site, lane: None) -> Remote:
-    await until(lambda: site.services.fleet.fleet.lease_seconds == 60)
+    await until(lambda: site.services.fleet.fleet.kinds_for(Pass(0), ["crunch"]))
     return Remote(site, await site.token("platform_admin"))
 
 
@@ -143,7 +144,7 @@ async def test_a_token_is_not_remembered_beyond_its_end(site: Site, remote: Remo
     (token,) = connection.execute("SELECT id FROM kappa.tokens").fetchall()[0]
     with connection.transaction():  # so that nobody hears of it
         connection.execute("ALTER TABLE kappa.tokens DISABLE TRIGGER USER")
-        connection.execute("UPDATE kappa.tokens SET expires_at = now() + interval '1 second' WHERE id = %s", [token])
+        connection.execute("UPDATE kappa.tokens SET expires_at = now() + interval '4 seconds' WHERE id = %s", [token])
         connection.execute("ALTER TABLE kappa.tokens ENABLE TRIGGER USER")
     assert (await remote.call("beat")).status == 200
     until_refused = asyncio.get_running_loop().time() + 30

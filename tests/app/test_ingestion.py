@@ -32,7 +32,8 @@ from kappa.graph.ingest.providers import ProviderRefused
 from kappa.graph.ingest.read import BrokenDocument, EmptyDocument, UnknownFormat
 from kappa.graph.store import plans, uploads
 from kappa.pg import Database
-from tests.app.patience import becomes, blocked
+from tests.app.conftest import without_schedules
+from tests.app.patience import becomes, blocked, told_to_stop
 from tests.graph.ingest.made import picture
 from tests.scripted import ScriptedEmbedder, ScriptedExtractor, dump, story
 
@@ -77,10 +78,11 @@ async def opened(url: str, home: Path, **settings: object) -> AsyncIterator[Floo
     extractor, embedder = ScriptedExtractor(), ScriptedEmbedder()
     async with AsyncExitStack() as stack:
         patch = stack.enter_context(pytest.MonkeyPatch.context())
-        patch.setitem(models.PROVIDERS, "test", Provider(lambda _: extractor, lambda *_: None))
+        patch.setitem(models.PROVIDERS, "test", Provider(lambda _: extractor, lambda *_: None, ahead=0))
         patch.setitem(models.EMBEDDERS, "test", lambda _: embedder)
         engine = wiring.build_engine(chosen, Database(url, bounds=chosen.bounds))
         stack.callback(engine.close)
+        without_schedules(url)
         engine.install()
         services = await stack.enter_async_context(open_services(chosen, engine))
         yield Floor(engine, services, extractor, embedder, url, home)
@@ -238,19 +240,20 @@ async def test_the_job_of_several_tells_how_far_all_are_and_cancels_them_all(flo
     total = sum(one.estimate.chunks for one in files)
     made = await floor.services.ingestions.submit(ANN, "tales", [one.key for one in files], auto_approve=True)
     client = floor.services.client
-    async with working(floor.engine):
+    async with working(floor.engine) as worker:
 
         async def told() -> bool:
             job = await client.show(made.job)
             return (job.progress_message or "").startswith("document 2 of 3, chunk ") and job.progress_total == total
 
         await becomes(told, what="two of three are in, and the parent says so")
-        assert reached.is_set()
-        assert await client.cancel(made.job) is JobState.RUNNING
-        gate.set()
-        assert (await client.wait(made.job)).state is JobState.CANCELLED
+        await becomes(reached.is_set)
         child = next(job for job in await client.list_jobs(kinds=["ingestion"]) if job.state is not JobState.SUCCEEDED
                      and job.parent_id == made.job)  # fmt: skip
+        assert await client.cancel(made.job) is JobState.RUNNING
+        await told_to_stop(worker, child.id)
+        gate.set()
+        assert (await client.wait(made.job)).state is JobState.CANCELLED
         assert (await client.wait(child.id)).state is JobState.CANCELLED
 
 
@@ -326,9 +329,10 @@ async def test_a_cancelled_job_leaves_whole_chunks_and_the_next_one_goes_on_ther
     submit = floor.services.ingestions.submit
     made = await submit(ANN, "tales", [uploaded.key], auto_approve=True)
     client = floor.services.client
-    async with working(floor.engine):
+    async with working(floor.engine) as worker:
         await becomes(at.is_set)
         await client.cancel(made.job)
+        await told_to_stop(worker, made.job)
         gate.set()
         assert (await client.wait(made.job)).state is JobState.CANCELLED
     states = floor.chunks()

@@ -428,8 +428,9 @@ async def test_schedules_make_no_job_when_there_is_nothing_to_do(
         await drain(engine)
         return launched
 
-    assert await made(0) == set()
-    assert await made(1) == {*nightly, "artifact_cleanup"}
+    hourly = await made(0)  # due only if the seventh minute of an hour has just begun
+    assert hourly <= {"artifact_cleanup"}
+    assert hourly | await made(1) == {*nightly, "artifact_cleanup"}
     await made(2)  # of what the first refresh did to the vocabulary
     assert await made(3) == set()
     write(graph, [("otter 0", "GREETS", "otter 1")])

@@ -239,7 +239,7 @@ async def test_what_the_engine_says_of_a_job_has_its_facts(site: Site) -> None:
             await maintain(site.engine, later=timedelta(hours=1), only=lambda name: name == "reaper")
             await heard.until("lease_lost", job=job)
             go_on.set()
-    (line,) = [line for line in lines.of("kappa.engine.desk") if "lease is lost" in line["message"]]
+    line = next(line for line in lines.of("kappa.engine.desk") if "lease is lost" in line["message"])
     assert {name: line[name] for name in ("job", "attempt", "lane", "kind", "level")} == {
         "job": job, "attempt": 1, "lane": "slow", "kind": "held", "level": "warning",
     }  # fmt: skip

@@ -149,6 +149,11 @@ def rival_with(act: Callable[[Connection], T], url: str) -> Iterator["Future[T]"
         yield begun
 
 
+def moves_wait(connection: Connection) -> None:
+    """An edit that moves a kind gives up after two seconds, and a test may be held up for longer."""
+    connection.execute("ALTER FUNCTION kappa.place_kinds() SET lock_timeout = '60s'")
+
+
 def wait_until_blocked(witness: Connection, count: int = 1) -> None:
     """Until so many sessions of this database wait for a lock that another one holds."""
     eventually(lambda: len(witness.execute(BLOCKED).fetchall()) >= count, what=f"{count} sessions that wait for a lock")

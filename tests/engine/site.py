@@ -8,7 +8,7 @@ from typing import Any, LiteralString, TypeVar
 
 import psycopg
 
-from kappa.engine import Engine, Executor, Lane
+from kappa.engine import Engine, Executor, Lane, Worker
 from tests.engine import work
 from tests.engine.work import GATES, LANE, Task
 from tests.ground import eventually
@@ -85,12 +85,31 @@ class Site:
         """Gives what was notified on a channel so far."""
         with psycopg.connect(self.url, autocommit=True) as ear:
             ear.execute(f"LISTEN {channel}")
-            yield lambda: [notify.payload for notify in ear.notifies(timeout=0)]
+
+            def heard() -> list[str]:
+                ear.execute("SELECT 1")  # with whose answer comes all that was said before
+                return [notify.payload for notify in ear.notifies(timeout=0)]
+
+            yield heard
+
+    async def listened_to(self) -> None:
+        """Until the worker listens. It wakes every lane then and renews, whenever that is."""
+        listens = """SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND state = 'idle'
+                        AND application_name = 'kappa listen' AND query ~ 'kappa_lane'"""
+        await seen(lambda: self.rows(listens), what="a worker that listens")
 
 
 async def seen(look: Callable[[], T], what: str = "") -> T:
     """As `eventually`, while this loop goes on."""
     return await asyncio.to_thread(eventually, look, what=what)
+
+
+def time_is_up(worker: Worker, job_id: int) -> None:
+    """Let the time-out of a job be over."""
+    running = worker._desk.find(job_id)  # pyright: ignore[reportPrivateUsage]
+    assert running is not None
+    running.deadline = 0.0
+    worker._deadline_nears.set()  # pyright: ignore[reportPrivateUsage]
 
 
 def place(

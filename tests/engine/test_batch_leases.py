@@ -16,6 +16,7 @@ from kappa.pg.ops import run
 from tests.engine.hands import (
     Connection,
     every_write_of_an_owner,
+    moves_wait,
     outcome,
     put,
     reap,
@@ -438,6 +439,7 @@ def test_a_kind_that_moves_leaves_behind_what_a_batch_holds(connection: Connecti
 
 
 def test_a_kind_that_moves_waits_for_a_claim_and_sees_its_batch(url: str, connection: Connection) -> None:
+    moves_wait(connection)
     job = put(connection, max_attempts=3)
 
     with psycopg.connect(url) as claimer:
@@ -461,6 +463,7 @@ def test_a_lane_that_becomes_the_fleets_has_no_batches_jobs_left_to_take(connect
 def test_a_kind_that_moves_in_the_transaction_that_ends_its_lanes_batches_waits_as_well(
     url: str, connection: Connection
 ) -> None:
+    moves_wait(connection)
     put(connection, max_attempts=3)
 
     def edit(own: Connection) -> None:

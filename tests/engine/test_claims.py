@@ -18,6 +18,7 @@ from tests.engine.hands import (
     Connection,
     in_state,
     later,
+    moves_wait,
     orphan,
     outcome,
     put,
@@ -128,6 +129,7 @@ def test_a_kind_in_two_lanes_is_refused_at_the_edit(client: Client) -> None:
 
 
 def test_two_edits_at_once_can_not_put_a_kind_in_two_lanes(url: str, client: Client, connection: Connection) -> None:
+    moves_wait(connection)
     with psycopg.connect(url) as first:
         run(first, lanes.edit_lane("tools", {"kinds": ["tool_run", "hammer"]}))
         with rival(lambda: client.edit_lane("system", kinds=["restore", "hammer"]), url) as second:
@@ -198,6 +200,7 @@ def test_an_orphan_is_adopted_in_the_lane_that_its_kind_has_moved_to(client: Cli
 async def test_a_job_that_is_enqueued_while_its_kind_moves_is_not_left_behind(
     url: str, engine: Engine, client: Client, connection: Connection
 ) -> None:
+    moves_wait(connection)
     with psycopg.connect(url) as caller:
         job_id = client.enqueue("ingestion", connection=caller).id
         with rival(lambda: client.move_kind("ingestion", "tools"), url) as move:

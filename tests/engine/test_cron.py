@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from psycopg import AsyncConnection, Connection
+from psycopg import AsyncConnection, Connection, sql
 
 from kappa.engine import Client, Engine, JobContext, JobState, Lane, Schedule, ScheduleError
 from kappa.engine.maintenance.services import Cron
@@ -47,9 +47,17 @@ def cron(engine: Engine) -> Cron:
 
 @pytest.fixture
 def start(connection: Session) -> datetime:
-    """The database's time before any schedule of the test was made."""
+    """The database's time, at which all schedules of the test are made: else a minute could begin in between."""
     found = connection.execute("SELECT now()").fetchone()
     assert found is not None
+    connection.execute(
+        sql.SQL(
+            """CREATE FUNCTION made_at_the_start() RETURNS trigger LANGUAGE plpgsql AS
+                   $$ BEGIN NEW.since := {}; RETURN NEW; END $$;
+               CREATE TRIGGER made_at_the_start BEFORE INSERT OR UPDATE ON kappa.schedules
+                   FOR EACH ROW EXECUTE FUNCTION made_at_the_start()"""
+        ).format(sql.Literal(found[0]))
+    )
     return found[0]
 
 
@@ -497,7 +505,7 @@ async def test_a_worker_that_leads_fires_a_schedule_that_is_put_in_while_it_runs
 
     async with working(engine):
         await heard.until("leading")
-        client.put_schedule(Schedule("soon", "* * * * *", "tool_run", "swept"))
+        client.put_schedule(Schedule("soon", "0 0 1 1 *", "tool_run", "swept"))
         connection.execute("UPDATE kappa.schedules SET next_at = now() - interval '1 second'")
         connection.execute("SELECT pg_notify('kappa_due', '0')")
         job = (await heard.until("fired"))["job"]

@@ -10,7 +10,7 @@ import pytest
 
 from kappa.engine import AsyncJobContext, Client, Engine, Executor, JobContext, JobState, Lane, WorkerConfig, executors
 from kappa.engine.testing import Heard, working
-from tests.engine.site import HOUR_MS, Site, seen
+from tests.engine.site import HOUR_MS, Site, seen, time_is_up
 from tests.engine.work import LANE
 
 KIND = "step"
@@ -109,17 +109,20 @@ async def test_of_a_handler_that_goes_on_after_its_time(
     engine: Engine, client: Client, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(executors, "CANCEL_AGAIN", 0.01)
-    seen_all = asyncio.Event()
+    began, seen_all = asyncio.Event(), asyncio.Event()
 
-    @engine.job(KIND, timeout=timedelta(milliseconds=100))
+    @engine.job(KIND)
     async def stubborn(ctx: AsyncJobContext) -> None:
+        began.set()
         while not seen_all.is_set():
             with suppress(asyncio.CancelledError):
                 await seen_all.wait()
 
     place(engine, Executor.ASYNC)
     made = client.enqueue(KIND)
-    async with working(engine, FOLLOWER):
+    async with working(engine, FOLLOWER) as worker:
+        await began.wait()
+        time_is_up(worker, made.id)
         await seen(lambda: facts(caplog, "can't be stopped"))
         seen_all.set()
     assert facts(caplog, "its handler goes on") == [of(made.id)] * executors.CANCELS

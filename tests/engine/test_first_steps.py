@@ -42,6 +42,11 @@ Session = psycopg.Connection[Any]
 def nothing(ctx: JobContext) -> None: ...
 
 
+def of_kappa(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
+    """What Kappa logged: a driver whose statement is cut off at the end may have a word of its own."""
+    return [record for record in caplog.records if record.name.startswith("kappa")]
+
+
 # A database that nobody prepared
 
 
@@ -240,7 +245,7 @@ async def test_a_worker_that_has_nothing_to_serve_says_so(
         engine.job(kind)(nothing)
     async with working(engine, config):
         pass
-    warned = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    warned = [record.getMessage() for record in of_kappa(caplog) if record.levelno == logging.WARNING]
     assert [said in text for text in warned] == [True]
 
 
@@ -254,7 +259,7 @@ async def test_a_worker_that_serves_what_it_is_meant_to_warns_of_nothing(
         engine.job(kind)(nothing)
     async with working(engine, replace(FOLLOWER, lanes=lanes)):
         pass
-    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert not [record for record in of_kappa(caplog) if record.levelno >= logging.WARNING]
 
 
 # Jobs

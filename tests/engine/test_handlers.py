@@ -28,7 +28,7 @@ from kappa.engine import (
     office,
 )
 from kappa.engine.testing import Heard, drain, maintain, working
-from tests.engine.site import HOUR_MS, Site, place, seen
+from tests.engine.site import HOUR_MS, Site, place, seen, time_is_up
 from tests.engine.work import LANE, outcome_async
 
 HOUR = timedelta(hours=1)
@@ -560,20 +560,16 @@ async def test_an_attempt_that_lost_its_lease_does_not_disturb_the_next_one_in_t
 # Time-outs
 
 
-def long_enough(executor: Executor) -> timedelta:
-    """A time-out that a handler is seen to begin before, also in a process on a busy machine."""
-    return timedelta(seconds=10 if executor is Executor.PROCESS else 2)
-
-
 async def test_a_job_over_its_time_out_ends_timed_out_and_its_work_is_stopped(
     engine: Engine, client: Client, site: Site, executor: Executor
 ) -> None:
-    place(engine, executor, "overrun", idempotent=True, timeout=long_enough(executor))
+    place(engine, executor, "overrun", idempotent=True, timeout=HOUR)
     made = client.enqueue("overrun", site.task(text="deaf" if executor is Executor.PROCESS else ""))
-    async with working(engine, FOLLOWER):
+    async with working(engine, FOLLOWER) as worker:
+        pid = await seen(lambda: int(site.said[0].split()[1]) if site.said else 0)
+        time_is_up(worker, made.id)
         await seen(lambda: client.show(made.id).state.terminal)
         if executor is Executor.PROCESS:
-            pid = await seen(lambda: int(site.said[0].split()[1]) if site.said else 0)
             await seen(lambda: not alive(pid))
         else:
             await asyncio.to_thread(site.until_said, "stopped")
@@ -631,14 +627,14 @@ async def test_a_handler_that_goes_on_after_its_time_out_holds_neither_job_nor_s
     engine: Engine, client: Client, site: Site, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(executors, "CANCEL_AGAIN", 0.01)
-    settled, refused, cancels = asyncio.Event(), list[str](), 0
+    began, settled, refused, cancels = asyncio.Event(), asyncio.Event(), list[str](), 0
 
-    # Long enough for its transaction on a busy machine: one that is cancelled in there is not stubborn.
-    @engine.job("stubborn", timeout=timedelta(seconds=2))
+    @engine.job("stubborn")
     async def stubborn(ctx: AsyncJobContext) -> str:
         nonlocal cancels
         async with ctx.transaction() as connection:
             await connection.execute("INSERT INTO written (line) VALUES ('no')")
+        began.set()  # one that is cancelled in there is not stubborn
         while not (settled.is_set() and cancels >= executors.CANCELS):
             try:
                 await asyncio.Event().wait()
@@ -660,7 +656,9 @@ async def test_a_handler_that_goes_on_after_its_time_out_holds_neither_job_nor_s
     engine.lane(Lane(LANE, kinds=("stubborn", "next"), max_slots=1, executor=Executor.ASYNC))
     engine.install()
     made = client.enqueue("stubborn")
-    async with working(engine, FOLLOWER):
+    async with working(engine, FOLLOWER) as worker:
+        await began.wait()
+        time_is_up(worker, made.id)
         await seen(lambda: client.show(made.id).state is JobState.TIMED_OUT)
         later = client.enqueue("next")
         await seen(lambda: client.show(later.id).state is JobState.SUCCEEDED)
@@ -734,7 +732,7 @@ async def test_a_parent_that_waits_in_a_lane_of_one_slot_lets_its_children_run_t
 
 @pytest.mark.parametrize("how", ["nothing", "result", "failure", "cancelled"])
 async def test_a_parent_hears_of_the_end_of_a_child_and_need_not_look(
-    engine: Engine, client: Client, monkeypatch: pytest.MonkeyPatch, how: str
+    engine: Engine, client: Client, site: Site, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     monkeypatch.setattr(office, "LOOK_AT_CHILDREN", HOUR.total_seconds())
     go = {number: asyncio.Event() for number in range(3)}
@@ -759,6 +757,7 @@ async def test_a_parent_hears_of_the_end_of_a_child_and_need_not_look(
     made = client.enqueue("parent")
     async with working(engine, FOLLOWER):
         await seen(lambda: client.show(made.id).waiting)
+        await site.listened_to()
         # One after the other: of the first, the parent may learn by the look with which it begins to wait.
         for job in reversed(client.list_jobs(kinds=["child"])):
             if begin:
@@ -800,9 +799,11 @@ async def test_a_parent_over_its_time_out_stops_to_wait_for_its_children(
 ) -> None:
     place(engine, executor, "parent", "child", slots=2)
     site.shut(1)
-    made = client.enqueue("parent", site.task(gate=1, text="tell"), timeout=long_enough(executor))
-    async with working(engine, FOLLOWER):
+    made = client.enqueue("parent", site.task(gate=1, text="tell"), timeout=HOUR)
+    async with working(engine, FOLLOWER) as worker:
         await asyncio.to_thread(site.until_said, "child 0 began")
+        await seen(lambda: client.show(made.id).waiting)
+        time_is_up(worker, made.id)
         await seen(lambda: client.show(made.id).state is JobState.TIMED_OUT)
         if executor is not Executor.PROCESS:  # that one is killed
             await asyncio.to_thread(site.until_said, "the parent waits no more")

@@ -5,6 +5,7 @@ import threading
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
+from typing import LiteralString
 
 import psycopg
 import pytest
@@ -73,6 +74,7 @@ class Slow:
     every = 0.02
     aside = True
     waits = "SELECT pg_advisory_xact_lock(1, 1)"
+    inside: LiteralString = "SELECT FROM pg_stat_activity WHERE datname = current_database() AND query = %s"
 
     async def run_once(self, connection: AsyncConnection[Row], now: datetime | None = None) -> float | None:
         await connection.execute(self.waits)
@@ -303,7 +305,7 @@ async def test_the_reaper_does_not_wait_for_a_service_that_takes_long(url: str, 
     async with standing(Node(url, "a", Slow(), Reaper(Signals(), 0.02))):
 
         def waits() -> bool:
-            return watcher.execute("SELECT FROM pg_stat_activity WHERE query = %s", [Slow.waits]).fetchone() is not None
+            return watcher.execute(Slow.inside, [Slow.waits]).fetchone() is not None
 
         await asyncio.to_thread(eventually, waits, what="a service in the middle of its work")
         await reaps(watcher)
@@ -323,7 +325,7 @@ async def test_the_reaper_does_not_wait_for_a_program_that_asks_itself_whether_a
 
     node.engine.job("tool_run", needed=needed)(lambda ctx: None)
     with node.engine.client() as client:
-        client.put_schedule(Schedule("always", "* * * * *", "tool_run"))
+        client.put_schedule(Schedule("always", "0 0 1 1 *", "tool_run"))
     watcher.execute("UPDATE kappa.schedules SET next_at = now() - interval '1 second'")
     reaper, cron = Reaper(node.engine.signals, 0.02), Cron(node.engine.registry, node.engine.signals)
     node.leader = Leader(url, [cron, reaper], node.engine.signals, OFTEN)
@@ -341,7 +343,7 @@ async def test_what_takes_long_is_done_by_one_leader_at_a_time(url: str, watcher
     watcher.execute("SELECT pg_advisory_lock(1, 1)")
 
     def inside() -> int:
-        return len(watcher.execute("SELECT FROM pg_stat_activity WHERE query = %s", [Slow.waits]).fetchall())
+        return len(watcher.execute(Slow.inside, [Slow.waits]).fetchall())
 
     with psycopg.connect(url, autocommit=True) as rest:
         # What is left of a leader that lost its first session, and not yet the second.
@@ -349,7 +351,8 @@ async def test_what_takes_long_is_done_by_one_leader_at_a_time(url: str, watcher
         async with standing(Node(url, "b", Slow())) as node:
             await node.heard.until("leading")
             await until_acted(watcher, "b")
-            aside = "SELECT query FROM pg_stat_activity WHERE application_name = 'kappa leader aside'"
+            aside = """SELECT query FROM pg_stat_activity
+                        WHERE datname = current_database() AND application_name = 'kappa leader aside'"""
             asked = [("SELECT pg_try_advisory_lock(1262568295, 0)",)]
             await asyncio.to_thread(eventually, lambda: watcher.execute(aside).fetchall() == asked)
             assert inside() == 0

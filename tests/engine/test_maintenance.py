@@ -466,7 +466,7 @@ async def test_a_lease_that_ran_out_is_cleared_and_the_job_stays_running(
     engine: Engine, client: Client, connection: Session, heard: Heard
 ) -> None:
     job = orphan_to_be(connection)
-    await maintain(engine, later=timedelta(seconds=59), only=only("reaper"))
+    await maintain(engine, later=timedelta(seconds=30), only=only("reaper"))
     assert client.show(job).lease_owner == "gone"
     await maintain(engine, later=timedelta(seconds=61), only=only("reaper"))
     reaped = client.show(job)

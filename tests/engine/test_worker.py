@@ -10,7 +10,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from kappa.engine import AsyncJobContext, Client, Engine, Executor, JobContext, JobState, Lane, WorkerConfig
+from kappa.engine import AsyncJobContext, Client, Engine, Executor, JobContext, JobState, Lane, WorkerConfig, waiting
 from kappa.engine import worker as worker_module
 from kappa.engine.config import kept_threads
 from kappa.engine.maintenance.services import Promoter, Reaper
@@ -106,10 +106,11 @@ async def test_a_start_that_is_marked_later_is_no_later_than_the_time_that_the_h
 
     lane(engine, LANE, "look")
     made = client.enqueue("look")
-    async with working(engine, replace(FOLLOWER, start_mark_after=timedelta(seconds=1))):
+    async with working(engine, replace(FOLLOWER, start_mark_after=timedelta(seconds=3))):
         started = await seen(lambda: client.show(made.id).started_at)
         go.set()
-    assert [started <= at for at in seen_by_handler] == [True]
+    # It was written three seconds later; the way to the database is not counted.
+    assert [started < at + timedelta(seconds=2) for at in seen_by_handler] == [True]
     assert client.show(made.id).started_at == started
 
 
@@ -503,6 +504,7 @@ async def test_what_was_said_while_a_worker_could_not_listen_is_found_when_it_ca
         first_round = """SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND state = 'idle'
                             AND application_name = 'kappa leader' AND query ~ 'min.run_at|awaiting_approval'"""
         await seen(lambda: site.rows(first_round), what="a leader that has had its round")
+        await site.listened_to()
         server.admin.execute(sql.SQL("ALTER DATABASE {} ALLOW_CONNECTIONS false").format(name))
         try:
             listening = "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND application_name = %s"
@@ -571,14 +573,14 @@ async def test_every_lease_of_a_worker_is_renewed_in_one_statement_before_it_run
     crowd = Crowd(engine, "stay", "other")
     lane(engine, LANE, "stay", slots=2, ttl=1)
     lane(engine, "second", "other", slots=1, ttl=1)
-    site.do(RENEWALS)
     client.enqueue_many("stay", [None] * 2)
     client.enqueue("other")
     async with working(engine, FOLLOWER):
         await crowd.until(3)
+        site.do(RENEWALS)
         renewed = await seen(lambda: rows if len(rows := site.rows("SELECT jobs FROM renewals ORDER BY id")) > 4 else 0)
         crowd.let_go()
-    assert renewed[1:] == [3] * (len(renewed) - 1)
+    assert renewed == [3] * len(renewed)
 
 
 async def test_leases_are_renewed_when_a_quarter_of_the_shortest_is_over(engine: Engine, client: Client) -> None:
@@ -635,12 +637,12 @@ async def test_handlers_that_keep_transactions_open_do_not_keep_the_worker_from_
 
 async def test_the_reaper_leaves_alone_what_is_renewed(engine: Engine, client: Client, site: Site) -> None:
     crowd = Crowd(engine, "stay")
-    lane(engine, LANE, "stay", ttl=1)
+    lane(engine, LANE, "stay", ttl=4)
     site.do(RENEWALS)
     made = client.enqueue("stay")
     async with working(engine, FOLLOWER):
         await crowd.until(1)
-        for n in range(2, 9):
+        for n in range(2, 6):
             await seen(lambda n=n: len(site.rows("SELECT 1 FROM renewals")) >= n)
             await maintain(engine, only=lambda name: name == "reaper")
         crowd.let_go()
@@ -725,6 +727,28 @@ async def test_a_job_whose_start_is_being_written_when_the_worker_is_told_to_sto
     assert client.show(made.id).state is JobState.SUCCEEDED
 
 
+async def test_somebody_who_has_the_row_of_a_job_locked_does_not_make_its_worker_deaf(
+    engine: Engine, client: Client, heard: Heard, site: Site
+) -> None:
+    crowd = Crowd(engine, "stay")
+    lane(engine, LANE, "stay", slots=20)
+    held = client.enqueue("stay").id
+    async with working(engine, FOLLOWER):
+        await crowd.until(1)
+        await seen(lambda: client.show(held).attempt == 1)
+        await site.listened_to()
+        with psycopg.connect(site.url) as other:
+            other.execute("SELECT FROM kappa.jobs WHERE id = %s FOR UPDATE", [held])
+            ours = "FROM pg_stat_activity WHERE datname = current_database()"
+            site.do(f"SELECT pg_terminate_backend(pid) {ours} AND application_name = 'kappa listen'")
+            renews = f"SELECT 1 {ours} AND wait_event_type = 'Lock' AND application_name = 'kappa queue'"
+            await seen(lambda: site.rows(renews), what="a renewal, as it listens again")
+            for number in range(2, 8):  # the looks after it fell asleep find some of them
+                client.enqueue("stay")
+                await crowd.until(number)
+        crowd.let_go()
+
+
 async def test_a_job_that_is_lost_before_its_start_was_written_leaves_its_slot_and_does_not_begin(
     engine: Engine, client: Client, heard: Heard, site: Site
 ) -> None:
@@ -774,8 +798,9 @@ async def test_what_a_claim_brings_after_the_worker_was_told_to_stop_is_left_to_
 
 
 async def test_what_is_done_is_settled_though_the_claim_that_it_goes_with_hangs_when_the_worker_is_told_to_stop(
-    engine: Engine, client: Client, site: Site
+    engine: Engine, client: Client, site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(waiting, "CANCEL_AGAIN", PATIENCE)  # one that is cancelled twice gives its connection up
     began, go = asyncio.Event(), asyncio.Event()
 
     @engine.job("step")

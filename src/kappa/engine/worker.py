@@ -95,6 +95,7 @@ class Worker:
                 stop.cancel()
                 await self._drain(tasks["lanes"])
                 await end(services)
+                await end(self._errands)
                 await self._leave()
 
     def pools(self) -> list[PoolUse]:
@@ -255,7 +256,7 @@ class Worker:
                     self._forget_sleep()
                     self._leader.nudge()
                     self._edited.set()
-                    await self._try_renew()
+                    self._renew_soon()
                 case Notification("kappa_wake", "*"):
                     self._forget_sleep()
                 case Notification("kappa_wake", lane):
@@ -282,9 +283,13 @@ class Worker:
         elif word == "cancel" and (running := self._desk.find(int(number))) is not None:
             # The reason is read with the next renewal; that the job should stop is known now.
             running.cancel_reason = running.cancel_reason or "cancelled"
-            errand = asyncio.create_task(self._try_renew())
-            self._errands.add(errand)
-            errand.add_done_callback(self._errands.discard)
+            self._renew_soon()
+
+    def _renew_soon(self) -> None:
+        """Beside what is listened to: somebody who has a job's row locked keeps it waiting."""
+        errand = asyncio.create_task(self._try_renew())
+        self._errands.add(errand)
+        errand.add_done_callback(self._errands.discard)
 
     async def _look(self) -> None:
         """Read every lane's row when its interval is over, in one statement for those that are due."""

@@ -22,6 +22,8 @@ BACKLOG = 500
 """How many live jobs the client sees before it waits: enough that no fault comes to an idle cluster."""
 LEFT = "SELECT (SELECT count(*) FROM kappa.jobs) + (SELECT count(*) FROM kappa.batch_leases)"
 NOT_FIRED = "SELECT count(*) FROM kappa.schedules WHERE enabled AND (next_at IS NULL OR next_at <= now())"
+STUCK_FOR = 5.0
+"""Seconds: one whose process has no turn for a while is not stuck."""
 STUCK = """
     SELECT application_name, query FROM pg_stat_activity
      WHERE application_name LIKE 'kappa%' AND state LIKE 'idle in transaction%'
@@ -100,8 +102,10 @@ def run(
         if took > DRAIN_WITHIN:
             say(cluster.where())
         with cluster.connect() as connection:
-            for app, query in connection.execute(STUCK):
-                cluster.leaks.append(f"{app} is idle in a transaction: {query}")
+            until = time.monotonic() + STUCK_FOR
+            while (stuck := connection.execute(STUCK).fetchall()) and time.monotonic() < until:
+                time.sleep(0.1)
+            cluster.leaks += [f"{app} is idle in a transaction: {query}" for app, query in stuck]
         cluster.shut_down()
         with cluster.connect() as connection:
             record = history.read(connection, cluster.disk)

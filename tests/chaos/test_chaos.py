@@ -124,6 +124,7 @@ def take_away(scene: Scene, safeguard: Callable[[Connection], None], sabotaged: 
 
 
 @pytest.mark.timeout(200)
+@pytest.mark.parametrize("scene", [{"lease": 5.0}], indirect=True)
 def test_without_fencing_a_worker_that_slept_writes_to_its_successors_job(scene: Scene, sabotaged: bool) -> None:
     take_away(scene, sabotage.without_fencing, sabotaged)
     hold_gate(scene.gates, FIRST)
@@ -159,7 +160,7 @@ def test_a_claim_that_does_not_look_at_batches_takes_jobs_that_run(scene: Scene,
 
 
 @pytest.mark.timeout(200)
-@pytest.mark.parametrize("scene", [{"lease": 6.0}], indirect=True)
+@pytest.mark.parametrize("scene", [{"lease": 12.0}], indirect=True)
 def test_a_settlement_that_does_not_ask_the_batch_ends_what_is_queued_again(scene: Scene, sabotaged: bool) -> None:
     take_away(scene, sabotage.settle_what_left_its_batch, sabotaged)
     sleeper = scene.sleeper_with_a_batch()

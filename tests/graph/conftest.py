@@ -8,6 +8,7 @@ from psycopg import sql
 
 from benchmarks.graph_parts.age import age_settings
 from kappa.graph import COMPONENT, Budget, Graph, GraphConfig
+from kappa.graph.query import asking
 from kappa.pg import migrate
 from tests.conftest import Server, started
 from tests.ground import lacking
@@ -74,3 +75,9 @@ def age_url(age_template: str, age_server: Server) -> Iterator[str]:
     made = age_server.fresh(age_template)
     yield made
     age_server.drop(made)
+
+
+@pytest.fixture
+def time_for_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second of a short deadline is kept for reading what was found, also on a busy machine."""
+    monkeypatch.setattr(asking, "FOR_ROWS", 0.5)

@@ -1,6 +1,7 @@
 """An Apache AGE graph is asked like Kappa's own, and only asked."""
 
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from uuid import UUID, uuid4
 
@@ -22,6 +23,7 @@ from kappa.graph import (
     GraphFailed,
     NewConcept,
     NewDocument,
+    QuestionStopped,
     UnknownConcept,
     UnknownOntology,
     UnknownRelationType,
@@ -259,6 +261,7 @@ class SlowAge(AgeBackend):
         return super().expand(connection, *args)  # type: ignore[arg-type]
 
 
+@pytest.mark.usefixtures("time_for_rows")
 @pytest.mark.parametrize("chunk", [2_000, 1])
 def test_a_deadline_gives_what_was_found_and_nothing_runs_on(
     session: Session, age_url: str, opened: list[Graph], chunk: int
@@ -270,7 +273,7 @@ def test_a_deadline_gives_what_was_found_and_nothing_runs_on(
         [(0, "IN", 1, {}), (0, "IN", 2, {}), (0, "IN", 3, {}), (1, "IN", 4, {}), (2, "IN", 5, {}), (3, "IN", 6, {})],
     )
     slow = ask(opened, age_url, SlowAge("chain", free=1), chunk=chunk)
-    answer = slow.neighbors([nodes[0]], 3, "out", deadline=1.5)
+    answer = slow.neighbors([nodes[0]], 3, "out", deadline=4.0)
     assert not answer.complete
     assert (answer.skipped[0].what, answer.skipped[0].why) == ("what is beyond hop 1", "the deadline passed")
     assert sorted(labels(answer)) == ["n1", "n2", "n3"]
@@ -284,8 +287,8 @@ def test_a_real_walk_ends_at_its_deadline(session: Session, age_url: str, opened
     heads, tails = chance.integers(1, count + 1, (2, 100_000))
     first = fill_age(session, "large", count, (heads, tails))
     graph = ask(opened, age_url, AgeBackend("large"))
-    answer = graph.neighbors([first + 1], 6, deadline=0.1)
-    assert not answer.complete
+    with suppress(QuestionStopped):  # if it could not even begin
+        assert not graph.neighbors([first + 1], 6, deadline=0.1).complete
     assert running(session) == []
     assert graph.neighbors([first + 1], 6, deadline=60).found > 0.99 * count
 

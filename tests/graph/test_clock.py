@@ -159,6 +159,7 @@ def test_an_endpoint_that_moves_is_followed(graph: Graph, connection: Session) -
 
 def test_a_commit_is_heard_of_and_seen(url: str) -> None:
     with Graph(url) as listening:
+        listening.refresh()  # the first one is a build
         ids = write(listening, [("a", "IS", "b")])
         for at in range(5):
             written = listening.add_relations([NewRelation(ids["a"], ids["b"], f"IS_{at}")])

@@ -542,6 +542,7 @@ def test_reading_through_ends_at_its_deadline_and_nothing_runs_on(
         assert running(connection) == []
 
 
+@pytest.mark.usefixtures("time_for_rows")
 def test_a_text_that_was_found_is_an_answer_without_the_vectors(
     graph: Graph, url: str, zoo: dict[str, UUID], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -559,7 +560,7 @@ def test_a_text_that_was_found_is_an_answer_without_the_vectors(
     monkeypatch.setattr(VectorKeeper, "_build", slowly)
     # The text alone must be found in time, also on a busy machine: its connection is open from here on.
     assert graph.search("otter").complete
-    answer = graph.search("otter", vector=[1, 0], model="m", deadline=2.0)
+    answer = graph.search("otter", vector=[1, 0], model="m", deadline=4.0)
     assert begun.is_set()
     assert labels(answer) == ["Otter", "Giant otter", "River", "Sea eagle"]
     assert not answer.complete

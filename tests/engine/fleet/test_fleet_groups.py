@@ -180,7 +180,7 @@ async def test_a_database_that_was_away_is_found_again(
     admin: Connection = request.getfixturevalue("server").admin
     given = started(connection)
     name = psycopg.sql.Identifier(url.rsplit("/", 1)[1])
-    async with server(url, bounds=Bounds(1, 5, wait=1)) as fleet:
+    async with server(url, bounds=Bounds(1, 5, wait=5)) as fleet:
         parked = await parks(fleet)
         admin.execute(psycopg.sql.SQL("ALTER DATABASE {} ALLOW_CONNECTIONS false").format(name))
         connection.execute(

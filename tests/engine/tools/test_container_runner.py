@@ -268,7 +268,8 @@ def test_a_flood_of_output_is_cut_and_its_beginning_kept(yard: Yard) -> None:
 
 def test_what_it_says_is_there_while_it_runs_and_goes_on_after_adoption(yard: Yard) -> None:
     run = yard.begin("echo one; echo uno >&2; while [ ! -e go ]; do sleep 0.02; done; echo two; echo due >&2")
-    eventually(lambda: yard.runner.wait(FIRST, 0.1).running and run.stdout.exists() and run.stdout.read_text())
+    logs = (run.stdout, run.stderr)
+    eventually(lambda: yard.runner.wait(FIRST, 0.1).running and all(log.exists() and log.read_text() for log in logs))
     assert (run.stdout.read_text(), run.stderr.read_text()) == ("one\n", "uno\n")
     (run.path / "go").touch()
     assert yard.make(yard.root).wait(FIRST, PATIENCE).exit == Exit(code=0)

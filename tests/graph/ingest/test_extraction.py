@@ -1,6 +1,6 @@
 """What is kept of what a provider says."""
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kappa.graph.ingest.extraction import (
@@ -74,6 +74,7 @@ def test_what_can_not_be_written_is_dropped_and_counted() -> None:
     assert checked.dropped + Dropped(quotes=1) == Dropped(1, 1, 4, 1)
 
 
+@settings(deadline=None)
 @given(st.text(alphabet="ab \n\u00a0“", max_size=40), st.integers(0, 40), st.integers(0, 40))
 def test_every_stretch_of_a_text_is_found_in_it(text: str, start: int, end: int) -> None:
     quote = text[min(start, end) : max(start, end)]

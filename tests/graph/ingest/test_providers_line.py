@@ -242,7 +242,7 @@ def test_silence_and_a_lost_connection_are_tried_again(
     provider: str, server: ProviderServer, board: Switchboard, made: Made
 ) -> None:
     server.steps += [Silence(), Hangup()]
-    assert made.extractor(provider, server, timeout=1).extract(TEXT).concepts
+    assert made.extractor(provider, server, timeout=3).extract(TEXT).concepts
     counted = board.counters
     assert len(server.asked) == 3
     assert counted["kappa_provider_calls", (provider, "timed_out")] == 1

@@ -8,6 +8,7 @@ import hashlib
 import os
 import re
 import threading
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,8 @@ from kappa.graph.ingest.extraction import Context, Extraction, FoundConcept, Fou
 
 ASKED = "SCRIPTED_ASKED"
 """A file that gets a line for each text that the extractor is asked for."""
+ALLOWED = "SCRIPTED_ALLOWED"
+"""A file with a number: who is asked while the other has more lines than that waits."""
 PLACE = "tests.scripted:declare"
 
 _SENTENCE = re.compile(r"([A-Z][\w-]*) ([a-z_]+) ([A-Z][\w-]*)\.")
@@ -51,6 +54,8 @@ class ScriptedExtractor:
         if shared := os.environ.get(ASKED):
             with Path(shared).open("a") as file:
                 file.write(name_of(text) + "\n")
+            if allowed := os.environ.get(ALLOWED):
+                _wait_for_leave(Path(shared), Path(allowed))
         self.before(text)
         concepts: dict[str, FoundConcept] = {}
         instances: list[FoundInstance] = []
@@ -62,6 +67,11 @@ class ScriptedExtractor:
                 instances.append(FoundInstance(label, found[0], found.start()))
             relations.append(FoundRelation(*ends, found[2].upper(), 0.8, "said"))
         return Extraction(tuple(concepts.values()), tuple(instances), tuple(relations))
+
+
+def _wait_for_leave(asked: Path, allowed: Path) -> None:
+    while len(asked.read_text().split()) > int(allowed.read_text() or 0):
+        time.sleep(0.002)
 
 
 class ScriptedEmbedder:

@@ -5,7 +5,7 @@ import json
 import psycopg
 from psycopg.types.json import Jsonb
 
-from tests.ground import Script
+from tests.ground import Script, eventually
 
 WORKER = """
     import asyncio, json, os, random, signal, sys, threading, time
@@ -50,11 +50,18 @@ WORKER = """
 """
 
 
+BUSY = """
+SELECT pid FROM pg_stat_activity
+ WHERE datname = current_database() AND backend_type = 'client backend' AND state <> 'idle' AND pid <> pg_backend_pid()
+"""
+
+
 class DoomedWorker(Script):
     """Works until no job of its lane is left, or until the statement at which it kills itself."""
 
     def __init__(self, url: str, home: object, lane: str = "system") -> None:
         super().__init__(WORKER, url, home, lane)
+        self._url = url
 
     def work(self, at: int = 0, delay: float = 0.0) -> int | None:
         """How many statements its handlers made; None if it was killed."""
@@ -63,6 +70,9 @@ class DoomedWorker(Script):
         self.tell(json.dumps([at, delay]))
         said, complaint = self.process.communicate(timeout=30)
         if self.process.returncode == -9:
+            # What it was at is over when its sessions are.
+            with psycopg.connect(self._url, autocommit=True) as connection:
+                eventually(lambda: connection.execute(BUSY).fetchall() == [], what="nobody is left at work")
             return None
         assert self.process.returncode == 0, complaint
         return int(said)

@@ -16,6 +16,8 @@ from tests.app.test_kinds import Interrupted
 
 Session = psycopg.Connection[Row]
 
+FOLLOWER = WorkerConfig(lanes=("system",), lead=False)
+
 
 @pytest.fixture
 def shelf(home: Path, connection: Session, engine: Engine) -> Shelf:
@@ -40,7 +42,7 @@ def uploads_left(connection: Session) -> set[str]:
 
 def clean(engine: Engine, client: Client, **asked: float) -> dict[str, object]:
     job = client.enqueue("artifact_cleanup", asked, auto_approve="ada").id
-    asyncio.run(drain(engine, WorkerConfig(lanes=("system",), lead=False)))
+    asyncio.run(drain(engine, FOLLOWER))
     done = client.show(job)
     assert done.state is JobState.SUCCEEDED, done.error_summary
     return done.result
@@ -135,7 +137,7 @@ async def test_a_cancel_in_the_middle_leaves_whole_artifacts_and_the_next_run_do
     left = "SELECT count(*) FROM kappa_graph.artifacts WHERE content IS NOT NULL AND bytes IS NOT NULL"
     with monkeypatch.context() as patched:
         interrupted = Interrupted(engine, patched, 2)
-        async with engine.async_client() as client, working(engine):
+        async with engine.async_client() as client, working(engine, FOLLOWER):
             made = await client.enqueue("artifact_cleanup", {}, auto_approve="ada")
             heard = Heard(engine)
             async with asyncio.timeout(30):
@@ -146,7 +148,7 @@ async def test_a_cancel_in_the_middle_leaves_whole_artifacts_and_the_next_run_do
     assert connection.execute(left).fetchone() == (50,)  # two batches of a hundred had gone
     async with engine.async_client() as client:
         again = await client.enqueue("artifact_cleanup", {}, auto_approve="ada")
-        await drain(engine)
+        await drain(engine, FOLLOWER)
         assert (await client.show(again.id)).state is JobState.SUCCEEDED
     assert connection.execute(left).fetchone() == (0,)
 

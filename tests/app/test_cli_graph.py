@@ -27,7 +27,7 @@ def shared(server: Server, template: str, tmp_path_factory: pytest.TempPathFacto
             quote = NewInstance("Otter", "Otters sleep", 0)
             chunk = Chunk(document, 0, 0, len(TEXT), [NewConcept("Otter")], [quote])
             epoch = graph.write_chunk(chunk).epoch
-            eventually(lambda: client.get("/graph/status").json()["snapshot"]["epoch"] >= epoch)
+            eventually(lambda: (client.get("/graph/status").json()["snapshot"]["epoch"] or 0) >= epoch)
         yield up
 
 

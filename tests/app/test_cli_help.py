@@ -105,7 +105,8 @@ def completed(line: str, home: Path, env: dict[str, str] | None = None) -> list[
     """What bash offers at the end of the line."""
     words = line.split(" ")
     given = {"_KG_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1), **(env or {})}
-    program = "import sys; sys.argv[0] = 'kg'; from kappa.app.cli import entry; entry.main()"
+    patient = "from kappa.app.cli import complete; complete.WITHIN = 60"  # else nothing is offered on a busy machine
+    program = f"import sys; sys.argv[0] = 'kg'; {patient}; from kappa.app.cli import entry; entry.main()"
     clean = {name: value for name, value in os.environ.items() if not name.startswith("KAPPA_")}
     done = subprocess.run(
         [sys.executable, "-c", program], env={**clean, "KAPPA_HOME": str(home), **given},

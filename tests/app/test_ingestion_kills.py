@@ -28,7 +28,7 @@ from kappa.graph.store import uploads
 from kappa.pg import Database, migrate
 from tests.conftest import Server, started
 from tests.ground import Script, eventually
-from tests.scripted import ASKED, PLACE, dump, name_of, story
+from tests.scripted import ALLOWED, ASKED, PLACE, dump, name_of, story
 
 NURSERY = """
     import asyncio, os, sys
@@ -57,6 +57,7 @@ NURSERY = """
         print("ended", flush=True)
 """
 
+ANY_NUMBER = 1_000_000
 CHUNKS = {"KAPPA_CHUNK_TARGET": "12", "KAPPA_CHUNK_LEAST": "9", "KAPPA_CHUNK_MOST": "15", "KAPPA_CHUNK_OVERLAP": "3"}
 
 
@@ -67,15 +68,26 @@ class Bed:
         self.url = url
         self.asked = home / "asked"
         self.asked.touch()
+        self._allowed = home / "allowed"
+        self.allow(ANY_NUMBER)
         environment = {
             "KAPPA_HOME": str(home), "KAPPA_DATABASE_URL": url, "KAPPA_HANDLERS": PLACE, "KAPPA_PROVIDER": provider,
-            "KAPPA_EMBEDDER": provider, ASKED: str(self.asked), "OPENBLAS_NUM_THREADS": "1", **chunks,
+            "KAPPA_EMBEDDER": provider, ASKED: str(self.asked), ALLOWED: str(self._allowed),
+            "OPENBLAS_NUM_THREADS": "1", **chunks,
         }  # fmt: skip
         self.settings = Settings(home=home)
         self.engine: Engine = wiring.build_engine(self.settings, Database(url))
         self.nursery = Script(NURSERY, env=environment)
         self.worker: int | None = None
         assert self.nursery.line() == "ready"
+
+    def allow(self, chunks: int) -> None:
+        """The extractor answers so many, and the next when it may."""
+        self._allowed.write_text(str(chunks))
+
+    def keep_pace(self) -> None:
+        """It is never far ahead of who looks at it."""
+        self.allow(len(self.asked.read_text().split()) + 1)
 
     def submit(self, text: str) -> int:
         data = text.encode()
@@ -153,6 +165,7 @@ async def disturbed(spot: Bed, job: int, kills: int, seed: int, strike: Callable
     struck = 0
     known: set[str] = set()
     committed: list[tuple[int, set[str]]] = []
+    spot.keep_pace()
     spot.begin()
     while not spot.state(job).terminal:
         before = spot.asked.stat().st_size
@@ -164,6 +177,7 @@ async def disturbed(spot: Bed, job: int, kills: int, seed: int, strike: Callable
             goal: int = goal, before: int = before, by_asking: bool = by_asking, steps: int = steps
         ) -> bool:
             await spot.let_time_pass("promoter")
+            spot.keep_pace()
             if spot.state(job).terminal:
                 return True
             if by_asking:

@@ -19,14 +19,15 @@ SAID = {"ontology": "zoology", "relations": [
 ]}  # fmt: skip
 
 
-async def populate(client: httpx2.AsyncClient) -> dict[str, str]:
+async def populate(site: Site, client: httpx2.AsyncClient) -> dict[str, str]:
     ids, _ = await worlds.populate(client)
-    (await client.post("/graph/relations", json=SAID)).raise_for_status()
+    said = (await client.post("/graph/relations", json=SAID)).raise_for_status()
+    await worlds.in_memory(site, said.json()["epoch"])
     return ids
 
 
 async def test_a_concept_says_how_well_it_is_founded_and_why(site: Site, operator: httpx2.AsyncClient) -> None:
-    ids = await populate(operator)
+    ids = await populate(site, operator)
     reader = await site.client("read_only")
     found = (await reader.get("/graph/concepts/Fish")).raise_for_status().json()["measured"]
     assert (found["grounding"]["supports"], found["grounding"]["contradictions"]) == (2, 1)
@@ -60,7 +61,7 @@ async def test_a_concept_says_how_well_it_is_founded_and_why(site: Site, operato
 
 
 async def test_types_are_merged_and_undone_by_those_who_may(site: Site, operator: httpx2.AsyncClient) -> None:
-    await populate(operator)
+    await populate(site, operator)
     body = {"merged": "FLOWS_INTO", "survivor": "LIVES_IN"}
     for role in ("read_only", "contributor"):
         assert (await (await site.client(role)).post("/graph/vocabulary/merges", json=body)).status_code == 403
@@ -82,7 +83,7 @@ async def test_types_are_merged_and_undone_by_those_who_may(site: Site, operator
 
 
 async def test_an_artifact_is_listed_shown_and_drawn(site: Site, operator: httpx2.AsyncClient) -> None:
-    await populate(operator)
+    await populate(site, operator)
     job = (await operator.post("/jobs", json={"kind": "projection", "payload": {"way": "pca"}})).json()
     await drain(site.engine)
     result = (await operator.get(f"/jobs/{job['id']}")).json()["result"]

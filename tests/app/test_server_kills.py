@@ -22,10 +22,10 @@ from kappa.app.settings import Settings
 from kappa.engine.testing import maintain
 from kappa.pg import Database
 from tests.app.conftest import Up
-from tests.app.test_ingestion_kills import CHUNKS, finished_chunks
+from tests.app.test_ingestion_kills import ANY_NUMBER, CHUNKS, finished_chunks
 from tests.conftest import Server
 from tests.ground import PATIENCE, eventually
-from tests.scripted import ASKED, PLACE, dump, story
+from tests.scripted import ALLOWED, ASKED, PLACE, dump, story
 
 OVER = {"succeeded", "failed", "timed_out", "cancelled"}
 LINE = 17
@@ -53,6 +53,8 @@ class House:
         home.mkdir()
         self.asked = home / "asked"
         self.asked.touch()
+        self._allowed = home / "allowed"
+        self.allow(ANY_NUMBER)
         self.kills = 0
         self.seen: list[tuple[int, set[str]]] = []
         """After each kill: how much had been asked by then, and what was committed."""
@@ -65,8 +67,12 @@ class House:
         self.up = Up(
             self.url, self.home,
             env={"KAPPA_HANDLERS": PLACE, "KAPPA_PROVIDER": "scripted", "KAPPA_EMBEDDER": "scripted",
-                 "OPENBLAS_NUM_THREADS": "1", ASKED: str(self.asked), **CHUNKS},
+                 "OPENBLAS_NUM_THREADS": "1", ASKED: str(self.asked), ALLOWED: str(self._allowed), **CHUNKS},
         )  # fmt: skip
+
+    def allow(self, chunks: int) -> None:
+        """The extractor answers so many, and the next when it may."""
+        self._allowed.write_text(str(chunks))
 
     def kill(self) -> None:
         """The server is gone, and so is all that it had not committed; another one begins."""
@@ -97,11 +103,13 @@ class House:
             holder.rollback()
 
     def stopped_at(self, table: str) -> None:
-        """Until a statement waits for the table."""
+        """Until a statement waits for the table, and not one of the leader's."""
 
         def waits() -> bool:
             row = self.watcher.execute(
-                "SELECT count(*) FROM pg_locks WHERE relation = %s::regclass AND NOT granted", [table]
+                """SELECT count(*) FROM pg_locks JOIN pg_stat_activity USING (pid)
+                    WHERE relation = %s::regclass AND NOT granted AND application_name NOT LIKE 'kappa leader%%'""",
+                [table],
             ).fetchone()
             return row is not None and row[0] > 0
 
@@ -164,6 +172,7 @@ async def killed_at(at: House, table: str, ask: Callable[[], object] | None = No
     """The server dies at a statement; who asked for something hears nothing of it."""
     with ThreadPoolExecutor(1) as person:
         with at.holding(table):
+            at.allow(ANY_NUMBER)
             asking = person.submit(ask) if ask is not None else None
             at.stopped_at(table)
             at.kill()
@@ -176,15 +185,26 @@ async def killed_at(at: House, table: str, ask: Callable[[], object] | None = No
 async def killed_in_the_middle(at: House, table: str) -> None:
     """The server dies at its next statement on a table, some chunks later."""
     goal = len(finished_chunks(at.url)) + at.chance.randint(1, 4)
-    await at.until(lambda: len(finished_chunks(at.url)) >= goal, what="some more chunks are committed")
+
+    def reached() -> bool:
+        at.allow(len(at.names) + 1)
+        return len(finished_chunks(at.url)) >= goal
+
+    await at.until(reached, what="some more chunks are committed")
     await killed_at(at, table)
 
 
 async def killed_anywhere(at: House) -> None:
     """The server dies wherever it is when the extractor has been asked some times more."""
     goal = at.asked.stat().st_size + LINE * at.chance.randint(2, 6)
-    await at.until(lambda: at.asked.stat().st_size >= goal, what="some more is asked")
+
+    def reached() -> bool:
+        at.allow(len(at.names) + 1)
+        return at.asked.stat().st_size >= goal
+
+    await at.until(reached, what="some more is asked")
     at.kill()
+    at.allow(ANY_NUMBER)
     await at.again()
 
 

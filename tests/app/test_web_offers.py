@@ -16,10 +16,9 @@ from kappa.app.web import site as site_pages
 from kappa.graph import Graph
 from kappa.graph.store import ontologies, proposals
 from tests.app.conftest import KAPPA, Site
-from tests.app.patience import becomes
 from tests.app.test_api_permissions import ROUTES
 from tests.app.test_web import Browser, visitor
-from tests.app.worlds import populate
+from tests.app.worlds import in_memory, populate
 
 WAYS = [
     (page.method, compile_path("/ui" + page.path)[0], page.permission) for page in site_pages.pages()
@@ -66,12 +65,7 @@ async def furnished(site: Site) -> list[str]:
     """Every page, with as much on it as there can be."""
     admin = await site.client("platform_admin")
     ids, epoch = await populate(admin)
-
-    def seen() -> bool:
-        now = site.services.graph.now()
-        return now is not None and (now.snapshot.epoch or 0) >= epoch
-
-    await becomes(seen, what="the snapshot has it")
+    await in_memory(site, epoch)
 
     def propose(graph: Graph) -> None:
         with graph.transaction() as connection:

@@ -4,6 +4,9 @@ from typing import Any
 
 import httpx2
 
+from tests.app.conftest import Site
+from tests.app.patience import becomes
+
 ANIMALS = (
     ("Otter", "LIVES_IN", "River"), ("Otter", "EATS", "Fish"), ("Heron", "EATS", "Fish"), ("Fish", "LIVES_IN", "River"),
     ("River", "FLOWS_INTO", "Sea"), ("Whale", "LIVES_IN", "Sea"), ("Whale", "EATS", "Krill"),
@@ -45,3 +48,13 @@ async def populate(client: httpx2.AsyncClient) -> tuple[dict[str, str], int]:
     made = (await client.post("/graph/concepts", json=concepts())).raise_for_status().json()
     linked = (await client.post("/graph/relations", json=relations())).raise_for_status().json()
     return made["ids"], linked["epoch"]
+
+
+async def in_memory(site: Site, epoch: int) -> None:
+    """Until the snapshot has that epoch: who asks without one is answered out of what is there."""
+
+    def seen() -> bool:
+        now = site.services.graph.now()
+        return now is not None and (now.snapshot.epoch or 0) >= epoch
+
+    await becomes(seen, what="the snapshot has it")

@@ -84,7 +84,7 @@ def test_the_corpus_from_the_drop_to_the_answers(visit: Visit, town: Town) -> No
     page.get_by_label("Negative pole").fill("sleepiness")
     page.get_by_label("Positive pole").fill("alertness")
     page.get_by_role("button", name="Draw").click()
-    expect(page.locator(".axis.wide g").first).to_be_visible()
+    page.wait_for_url("**/polarity?*")  # and until all of it is there
     place = {
         str(group.locator("text").text_content()).lower(): float(group.locator("circle").get_attribute("cx") or "nan")
         for group in page.locator(".axis.wide g").all()

@@ -264,6 +264,7 @@ def test_polarity_is_drawn(visit: Visit) -> None:
     page.get_by_label("Negative pole").fill("Sea")
     page.get_by_label("Positive pole").fill("River")
     page.get_by_role("button", name="Draw").click()
+    page.wait_for_url("**/polarity?*")  # and until all of it is there
     place = {
         group.locator("text").text_content(): float(group.locator("circle").get_attribute("cx") or "nan")
         for group in page.locator(".axis.wide g").all()

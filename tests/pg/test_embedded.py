@@ -141,13 +141,13 @@ def test_a_long_recovery_is_waited_for_with_a_message(
     embedded: EmbeddedServer, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with psycopg.connect(embedded.start(), autocommit=True) as connection:
-        connection.execute("CREATE TABLE t AS SELECT n, md5(n::text) FROM generate_series(1, 200000) n")
+        connection.execute("CREATE TABLE t AS SELECT n, md5(n::text) FROM generate_series(1, 1000000) n")
         kill_server(embedded)
     monkeypatch.setattr(server, "MESSAGE_EVERY", 0.0)
     said: list[str] = []
     patient = EmbeddedServer(home, say=said.append)
     with psycopg.connect(patient.start()) as connection:
-        assert connection.execute("SELECT count(*) FROM t").fetchone() == (200000,)
+        assert connection.execute("SELECT count(*) FROM t").fetchone() == (1000000,)
     assert any("waiting for the server to finish recovery" in line for line in said)
 
 
@@ -158,12 +158,15 @@ def test_what_is_left_of_a_killed_server_is_waited_for(
     orphan = connection.info.backend_pid
     os.kill(orphan, signal.SIGSTOP)  # it can't notice that its server dies
     os.kill(server_pid(embedded), signal.SIGKILL)
+    eventually(lambda: embedded.status().state is State.LINGERING)
     monkeypatch.setattr(server, "MESSAGE_EVERY", 0.0)
     said: list[str] = []
     with ThreadPoolExecutor() as threads:
         started = threads.submit(EmbeddedServer(home, say=said.append).start)
-        eventually(lambda: any("what is left of an earlier server" in line for line in said))
-        os.kill(orphan, signal.SIGCONT)
+        try:
+            eventually(lambda: any("what is left of an earlier server" in line for line in said))
+        finally:
+            os.kill(orphan, signal.SIGCONT)
         assert answer(started.result()) == 42
     connection.close()
 
@@ -275,7 +278,9 @@ def test_a_starter_waits_for_one_that_is_at_it_and_says_so(embedded: EmbeddedSer
 def test_a_starter_killed_while_the_database_is_made_leaves_no_half_of_it(embedded: EmbeddedServer, home: Path) -> None:
     with Script(STARTER, home) as starter:
         starter.tell("go")
-        eventually(lambda: list(home.glob("postgres/data.new-*/global")), what="initdb is at work")
+        # Or has done it, on a machine that looks too late.
+        made = ("data.new-*/global", "data")
+        eventually(lambda: [path for one in made for path in home.glob(f"postgres/{one}")], what="initdb is at work")
         starter.kill()
     assert answer(embedded.start()) == 42
     assert not list(home.glob("postgres/data.new-*"))
@@ -296,7 +301,7 @@ def test_stop_is_refused_while_another_process_holds_the_server_and_names_it(
 def test_stop_is_refused_while_a_program_is_connected(embedded: EmbeddedServer) -> None:
     with (
         psycopg.connect(embedded.start(), application_name="an analyst"),
-        pytest.raises(ServerInUse, match=r"in use by an analyst \(connected to kappa\)"),
+        pytest.raises(ServerInUse, match=r"in use by .*an analyst \(connected to kappa\)"),
     ):
         embedded.stop()
 

@@ -148,7 +148,7 @@ def test_a_migrator_killed_in_the_middle_leaves_nothing_behind(empty_url: str, s
         Script(MIGRATOR, empty_url, steps) as migrator,
         psycopg.connect(empty_url, autocommit=True) as watcher,
     ):
-        eventually(
+        asleep = eventually(
             lambda: watcher.execute(
                 "SELECT pid FROM pg_stat_activity WHERE wait_event = 'PgSleep' AND datname = current_database()"
             ).fetchone(),
@@ -156,10 +156,7 @@ def test_a_migrator_killed_in_the_middle_leaves_nothing_behind(empty_url: str, s
         )
         migrator.kill()
         # The server notices a vanished client only when it next speaks to it.
-        watcher.execute(
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
-            " WHERE wait_event = 'PgSleep' AND datname = current_database()"
-        )
+        watcher.execute("SELECT pg_terminate_backend(%s)", asleep)
         (steps / "0003_slow.sql").unlink()
         assert tables(empty_url) == set()
         assert len(run(empty_url, migrations.component("part", steps))) == 2

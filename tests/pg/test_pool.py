@@ -10,9 +10,10 @@ import pytest
 
 from kappa.pg import AsyncPool, Bounds, Database, Pool, PoolExhausted, PoolUnreachable
 from kappa.pg.errors import PgError, PoolsTooLarge
-from tests.ground import eventually
+from tests.ground import PATIENCE, eventually
 
-SMALL = Bounds(1, 2, wait=0.2)
+SMALL = Bounds(1, 2, wait=30)
+SHORT = 0.2
 
 
 def test_an_exhausted_pool_names_itself_its_size_and_its_holders(url: str) -> None:
@@ -22,11 +23,11 @@ def test_an_exhausted_pool_names_itself_its_size_and_its_holders(url: str) -> No
             entered.wait()
             leave.wait()
 
-    entered, leave = threading.Barrier(3), threading.Event()
+    entered, leave = threading.Barrier(3, timeout=PATIENCE), threading.Event()
     with Pool(url, "graph", SMALL) as pool, ThreadPoolExecutor(thread_name_prefix="analyst") as threads:
         busy = [threads.submit(analyse_everything) for _ in range(2)]
         entered.wait()
-        with pytest.raises(PoolExhausted) as refusal, pool.connection():
+        with pytest.raises(PoolExhausted) as refusal, pool.connection(wait=SHORT):
             pass
         leave.set()
         for one in busy:
@@ -35,7 +36,7 @@ def test_an_exhausted_pool_names_itself_its_size_and_its_holders(url: str) -> No
     assert "pool 'graph' (2 connections) had none free within 0.2 s" in text
     assert "analyst_0 in " in text
     assert "analyst_1 in " in text
-    assert "analyse_everything for 0." in text
+    assert re.search(r"analyse_everything for \d", text)
 
 
 async def test_an_exhausted_async_pool_names_the_tasks_that_hold_it(url: str) -> None:
@@ -54,7 +55,7 @@ async def test_an_exhausted_async_pool_names_the_tasks_that_hold_it(url: str) ->
             await entered.acquire()
             await entered.acquire()
             with pytest.raises(PoolExhausted) as refusal:
-                async with pool.connection():
+                async with pool.connection(wait=SHORT):
                     pass
             leave.set()
     text = str(refusal.value)
@@ -85,13 +86,13 @@ def test_a_hundred_callers_of_two_connections_all_get_their_turn(url: str) -> No
 
 
 def test_a_crowded_pool_takes_nothing_away_from_its_siblings(url: str) -> None:
-    bounds = {"queue": Bounds(1, 2), "graph": Bounds(1, 2, 1.0)}
+    bounds = {"queue": Bounds(1, 2), "graph": Bounds(1, 2)}
     with (
         Database(url, bounds=bounds).pools() as pools,
         pools["graph"].connection(),
         pools["graph"].connection(),
     ):
-        with pytest.raises(PoolExhausted, match="pool 'graph'"), pools["graph"].connection():
+        with pytest.raises(PoolExhausted, match="pool 'graph'"), pools["graph"].connection(wait=SHORT):
             pass
         with pools["queue"].connection() as connection:
             assert connection.execute("SELECT 1").fetchone() == (1,)
@@ -136,7 +137,7 @@ async def test_connections_that_the_server_closed_are_never_handed_out_on_the_lo
 def test_a_server_that_isnt_there_gives_a_clear_error_in_time() -> None:
     nowhere = "postgresql://127.0.0.1:1/kappa"
     with pytest.raises(PoolUnreachable, match=r"pool 'auth' reached no server within 0\.2 s: .*refused"):
-        Pool(nowhere, "auth", SMALL).open()
+        Pool(nowhere, "auth", Bounds(1, 2, wait=SHORT)).open()
     with pytest.raises(PgError, match=r"no connection to the database: .*refused"):
         Database(nowhere).connect()
 

@@ -49,6 +49,10 @@ CREATE_DATABASE = sql["create_database"]
 DATABASE = "kappa"
 LOOPBACK = "127.0.0.1"
 MESSAGE_EVERY = 5.0
+OURS = "kappa embedded"
+"""What sessions of ours are called, which use nothing."""
+LEAVING = 1.0
+"""Seconds that a session which was closed has to be gone."""
 STOP_PATIENCE = 60.0
 # A unix socket's address has room for 108 bytes, "/.s.PGSQL.65535" and the end included.
 LONGEST_SOCKET_DIR = 92
@@ -265,10 +269,12 @@ class EmbeddedServer:
         return [_holder(path) for path in sorted((self._root / "holders").glob("*")) if is_held(path)]
 
     def _clients(self) -> list[str]:
-        """Other programs that are connected, of which no holder's file tells."""
+        """Other programs that are connected, of which no holder's file tells, and are not just leaving."""
         try:
             with self._connect() as connection:
-                rows = connection.execute(CLIENTS.sql).fetchall()
+                until = time.monotonic() + LEAVING
+                while (rows := connection.execute(CLIENTS.sql, {"ours": OURS}).fetchall()) and time.monotonic() < until:
+                    time.sleep(0.02)
         except psycopg.Error:
             return []  # a server that lets nobody in has nobody inside
         return [f"{name} (connected to {database})" for name, database in rows]
@@ -435,7 +441,7 @@ class EmbeddedServer:
             self.url(database="postgres"),
             autocommit=True,
             connect_timeout=5,
-            application_name="kappa embedded",
+            application_name=OURS,
         )
 
     def _shut_down(self) -> None:

@@ -1,7 +1,7 @@
 -- name: clients
 SELECT coalesce(nullif(application_name, ''), 'a client'), datname
   FROM pg_stat_activity
- WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()
+ WHERE backend_type = 'client backend' AND application_name <> %(ours)s
  ORDER BY backend_start;
 
 -- name: database_exists

@@ -180,9 +180,7 @@ class EmbeddedServer:
             if self._state() is State.DOWN:
                 (self._root / "pinned").unlink(missing_ok=True)
                 raise ServerNotRunning(f"no embedded server runs in {self.home}")
-            users = [str(holder) for holder in self._holders()]
-            users = users or self._clients()
-            if users and not force:
+            if not force and (users := [str(holder) for holder in self._holders()] or self._clients()):
                 raise ServerInUse(
                     f"the server is in use by {', '.join(users)}: end them first, or stop it by force (--force)"
                 )

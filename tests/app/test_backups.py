@@ -104,7 +104,7 @@ def test_the_command_line_backs_up_restores_and_decides(up: Up, url: str, tmp_pa
         return done.stdout + done.stderr
 
     body = json.dumps(CONCEPTS).encode()
-    with httpx2.Client(base_url=up.url, headers={"Authorization": f"Bearer {up.token}"}) as client:
+    with up.client() as client:
         assert client.post("/graph/concepts", content=body, headers={"Content-Type": "application/json"}).is_success
     before = dump(url)
     file, second = tmp_path / "graph.kappa", tmp_path / "again.kappa"

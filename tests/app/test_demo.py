@@ -92,7 +92,7 @@ def test_the_second_time_it_says_that_the_pages_are_there_and_stays_if_told(plac
             assert len(answers(said)) == 3
             (running,) = eventually(lambda: app_home.running(place / "demo"))
             assert running.url in said
-            assert httpx2.get(f"{running.url}/healthz", trust_env=False).is_success
+            assert httpx2.get(f"{running.url}/healthz", trust_env=False, timeout=PATIENCE).is_success
             demo.send_signal(signal.SIGINT)
             rest, complaint = demo.communicate(timeout=PATIENCE)
             assert demo.returncode == 0, complaint

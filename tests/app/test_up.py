@@ -64,9 +64,12 @@ def test_a_server_that_drains_says_so_and_lets_what_runs_finish(
 
         refused = eventually(turned_away, what="new work is turned away")
         assert (refused.json()["code"], int(refused.headers["retry-after"]) > 0) == ("draining", True)
-        assert httpx2.post(f"{up.url}/jobs", headers=headers, json={"kind": "self_test"}).status_code == 503
-        assert httpx2.get(f"{up.url}/healthz").status_code == 200
-        assert httpx2.get(f"{up.url}/readyz").status_code == 503
+        assert (
+            httpx2.post(f"{up.url}/jobs", headers=headers, json={"kind": "self_test"}, timeout=PATIENCE).status_code
+            == 503
+        )
+        assert httpx2.get(f"{up.url}/healthz", timeout=PATIENCE).status_code == 200
+        assert httpx2.get(f"{up.url}/readyz", timeout=PATIENCE).status_code == 503
         assert "event: draining" in list(lines)
         assert up.process.poll() is None, "a job still runs"
         gate.touch()
@@ -81,7 +84,7 @@ def test_a_second_signal_ends_it_at_once_and_harms_nothing(
     first, gate = start_up(env=GATED), tmp_path / "gate"
     job = put_gate(first, gate)
     first.process.send_signal(signal.SIGTERM)
-    eventually(lambda: httpx2.get(f"{first.url}/readyz").status_code == 503, what="it drains")
+    eventually(lambda: httpx2.get(f"{first.url}/readyz", timeout=PATIENCE).status_code == 503, what="it drains")
     first.process.send_signal(signal.SIGTERM)
     assert first.process.wait(PATIENCE) == -signal.SIGTERM
     second = start_up(env=GATED)

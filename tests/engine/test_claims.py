@@ -140,6 +140,23 @@ def test_two_edits_at_once_can_not_put_a_kind_in_two_lanes(url: str, client: Cli
     assert [lane.name for lane in client.lanes() if "hammer" in lane.kinds] == ["tools"]
 
 
+def test_a_kind_that_another_transaction_is_at_for_long_is_not_moved_and_that_is_said(
+    url: str, client: Client, connection: Connection
+) -> None:
+    connection.execute("ALTER FUNCTION kappa.place_kinds() SET lock_timeout = '10ms'")
+    put(connection)
+    before = client.lanes()
+    with psycopg.connect(url) as other:
+        other.execute("SELECT FROM kappa.jobs FOR UPDATE")
+        with pytest.raises(LaneError, match=r"^lane 'tools' can't have its kinds changed now: .*; try again$"):
+            client.move_kind("ingestion", "tools")
+        run(other, lanes.edit_lane("tools", {"kinds": ["tool_run", "hammer"]}))
+        with pytest.raises(LaneError, match=r"^lane 'system' can't have its kinds changed now: .*; try again$"):
+            client.edit_lane("system", kinds=["restore", "hammer"])
+        other.rollback()
+    assert client.lanes() == before
+
+
 def test_two_moves_at_once_lose_no_kind(url: str, client: Client, connection: Connection) -> None:
     with psycopg.connect(url) as holder:
         holder.execute("SELECT FROM kappa.lanes WHERE name = 'tools' FOR UPDATE")

@@ -372,17 +372,20 @@ class AsyncClient:
 
     async def move_kind(self, kind: str, to_lane: str) -> None:
         """Move a kind, and its jobs that don't run, to another lane."""
-        async with self._session(None) as session, session.transaction():
-            await run_async(session, lanes.lock_lanes())
-            known = {lane.name: lane for lane in await run_async(session, lanes.read_lanes())}
-            if to_lane not in known:
-                raise LaneError(f"there is no lane {to_lane!r}")
-            for lane in known.values():
-                if kind in lane.kinds and lane.name != to_lane:
-                    left = [name for name in lane.kinds if name != kind]
-                    await run_async(session, lanes.edit_lane(lane.name, {"kinds": left}))
-            kinds = [*known[to_lane].kinds, kind]
-            await run_async(session, lanes.edit_lane(to_lane, {"kinds": list(dict.fromkeys(kinds))}))
+        try:
+            async with self._session(None) as session, session.transaction():
+                await run_async(session, lanes.lock_lanes())
+                known = {lane.name: lane for lane in await run_async(session, lanes.read_lanes())}
+                if to_lane not in known:
+                    raise LaneError(f"there is no lane {to_lane!r}")
+                for lane in known.values():
+                    if kind in lane.kinds and lane.name != to_lane:
+                        left = [name for name in lane.kinds if name != kind]
+                        await run_async(session, lanes.edit_lane(lane.name, {"kinds": left}))
+                kinds = [*known[to_lane].kinds, kind]
+                await run_async(session, lanes.edit_lane(to_lane, {"kinds": list(dict.fromkeys(kinds))}))
+        except psycopg.errors.LockNotAvailable as error:
+            raise lanes.refused(to_lane, error) from None
 
     async def put_schedule(self, schedule: Schedule) -> None:
         """Make or change a schedule. It fires from its next due time on."""
@@ -420,7 +423,7 @@ class AsyncClient:
                 # Not at the end of the caller's transaction: what is wrong is said here.
                 await run_async(session, lanes.check_kinds())
                 return done
-        except psycopg.IntegrityError as error:
+        except (psycopg.IntegrityError, psycopg.errors.LockNotAvailable) as error:
             raise lanes.refused(name, error) from None
 
     async def _find(self, session: AsyncConnection[Row], job_id: int) -> Job:

@@ -364,17 +364,20 @@ class Client:
 
     def move_kind(self, kind: str, to_lane: str) -> None:
         """Move a kind, and its jobs that don't run, to another lane."""
-        with self._session(None) as session, session.transaction():
-            run(session, lanes.lock_lanes())
-            known = {lane.name: lane for lane in run(session, lanes.read_lanes())}
-            if to_lane not in known:
-                raise LaneError(f"there is no lane {to_lane!r}")
-            for lane in known.values():
-                if kind in lane.kinds and lane.name != to_lane:
-                    left = [name for name in lane.kinds if name != kind]
-                    run(session, lanes.edit_lane(lane.name, {"kinds": left}))
-            kinds = [*known[to_lane].kinds, kind]
-            run(session, lanes.edit_lane(to_lane, {"kinds": list(dict.fromkeys(kinds))}))
+        try:
+            with self._session(None) as session, session.transaction():
+                run(session, lanes.lock_lanes())
+                known = {lane.name: lane for lane in run(session, lanes.read_lanes())}
+                if to_lane not in known:
+                    raise LaneError(f"there is no lane {to_lane!r}")
+                for lane in known.values():
+                    if kind in lane.kinds and lane.name != to_lane:
+                        left = [name for name in lane.kinds if name != kind]
+                        run(session, lanes.edit_lane(lane.name, {"kinds": left}))
+                kinds = [*known[to_lane].kinds, kind]
+                run(session, lanes.edit_lane(to_lane, {"kinds": list(dict.fromkeys(kinds))}))
+        except psycopg.errors.LockNotAvailable as error:
+            raise lanes.refused(to_lane, error) from None
 
     def put_schedule(self, schedule: Schedule) -> None:
         """Make or change a schedule. It fires from its next due time on."""
@@ -410,7 +413,7 @@ class Client:
                 # Not at the end of the caller's transaction: what is wrong is said here.
                 run(session, lanes.check_kinds())
                 return done
-        except psycopg.IntegrityError as error:
+        except (psycopg.IntegrityError, psycopg.errors.LockNotAvailable) as error:
             raise lanes.refused(name, error) from None
 
     def _find(self, session: Connection[Row], job_id: int) -> Job:

@@ -39,8 +39,12 @@ RULES = {
 """What the constraints of a lane mean."""
 
 
-def refused(name: str, error: psycopg.IntegrityError) -> LaneError:
+def refused(name: str, error: psycopg.IntegrityError | psycopg.errors.LockNotAvailable) -> LaneError:
     """What the database has against a lane, in words."""
+    if isinstance(error, psycopg.errors.LockNotAvailable):
+        return LaneError(
+            f"lane {name!r} can't have its kinds changed now: another transaction is at their jobs; try again"
+        )
     message = RULES.get(error.diag.constraint_name or "", error.diag.message_primary or "refused")
     return LaneError(f"lane {name!r} can't be so: {message}")
 

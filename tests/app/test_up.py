@@ -78,15 +78,16 @@ def test_a_server_that_drains_says_so_and_lets_what_runs_finish(
     assert "Traceback" not in up.said
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_second_signal_ends_it_at_once_and_harms_nothing(
-    start_up: Start, connection: Connection, tmp_path: Path
+    start_up: Start, connection: Connection, tmp_path: Path, number: signal.Signals
 ) -> None:
     first, gate = start_up(env=GATED), tmp_path / "gate"
     job = put_gate(first, gate)
-    first.process.send_signal(signal.SIGTERM)
+    first.process.send_signal(number)
     eventually(lambda: httpx2.get(f"{first.url}/readyz", timeout=PATIENCE).status_code == 503, what="it drains")
-    first.process.send_signal(signal.SIGTERM)
-    assert first.process.wait(PATIENCE) == -signal.SIGTERM
+    first.process.send_signal(number)
+    assert first.process.wait(PATIENCE) == -number
     second = start_up(env=GATED)
     gate.touch()
     eventually(lambda: ended_state(connection, job) == "succeeded", what=f"another finishes it: {second.said}")

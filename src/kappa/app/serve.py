@@ -224,6 +224,7 @@ class Server:
             self.stop()
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.remove_signal_handler(number)
+                signal.signal(number, signal.SIG_DFL)  # Python's own handler of ctrl-C would wait for what runs
 
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, told)

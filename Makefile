@@ -36,11 +36,12 @@ demo: $(READY) ## read twelve pages into a graph, ask it three questions, stop; 
 test: check ## every check and every test
 	$(BIN)/pytest --numprocesses=$(WORKERS) --dist=loadfile --no-loadscope-reorder $(ARGS)
 
-check: $(READY) ## lint, format, types, import contracts, documentation
+check: $(READY) ## lint, format, types, import contracts, rules of the event loop, documentation
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/basedpyright
 	$(BIN)/lint-imports --no-cache
+	$(BIN)/python tools/loop_rules.py
 	$(BIN)/python tools/reference.py --check
 	$(MAKE) --no-print-directory docs
 

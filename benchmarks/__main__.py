@@ -7,7 +7,7 @@ from pathlib import Path
 here = Path(__file__).parent
 names = [
     name
-    for name in ("queue", "api", "fleet", "graph", "measures", "ingest", "pipeline", "pages")
+    for name in ("queue", "api", "fleet", "graph", "measures", "ingest", "pipeline", "pages", "loop")
     if (here / f"{name}.py").exists()
 ]
 if not names:

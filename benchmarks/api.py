@@ -405,7 +405,7 @@ def started(command: list[str], env: dict[str, str], **options: object) -> Gener
             process.wait()
 
 
-def _url(process: psutil.Popen, place: Path) -> str:
+def server_url(process: psutil.Popen, place: Path) -> str:
     until = time.monotonic() + 60
     while time.monotonic() < until and process.poll() is None:
         for running in home.running(place):
@@ -436,7 +436,7 @@ def main() -> None:
             bare = started([sys.executable, "-c", HELLO], clean, stdout=subprocess.PIPE, text=True)
             with up as kappa, bare as hello:
                 port = int(hello.stdout.readline())
-                address = _url(kappa, at)
+                address = server_url(kappa, at)
                 bench = Bench(Up(kappa, address, home.token_file(at).read_text().strip()), port, arguments.quick)
                 with asyncio.Runner(loop_factory=loop_factory()) as runner:
                     runner.run(bench.run())

@@ -24,7 +24,7 @@ import numpy as np
 import psycopg
 from psycopg import sql
 
-from benchmarks.graph_parts import cypher, data, freshness
+from benchmarks.graph_parts import cypher, data, freshness, parallel
 from benchmarks.graph_parts.age import age_settings
 from benchmarks.graph_parts.contest import Ask, contest, ratio, timed
 from benchmarks.graph_parts.data import ONTOLOGIES, TYPES, World
@@ -69,6 +69,7 @@ class Bench:
 
     def __init__(self, arguments: argparse.Namespace, directory: Path) -> None:
         self.quick: bool = arguments.quick
+        self.only_parallel: bool = arguments.only_parallel
         self.with_peers: bool = arguments.peers
         self.nodes: int = arguments.nodes
         self.huge: int = arguments.huge
@@ -85,6 +86,10 @@ class Bench:
 
     def run(self) -> None:
         with self.server.hold("benchmarks.graph"):
+            self.in_parallel(data.make(self.nodes // 10, self.nodes))
+            if self.only_parallel:
+                self.report.show()
+                return
             large = self.size(data.make(self.nodes, 10 * self.nodes), bar=True)
             small = self.size(data.make(self.nodes // 10, self.nodes), bar=False)
             # A tenth of the graph, the same change.
@@ -98,6 +103,15 @@ class Bench:
         if self.huge:
             self.in_memory(data.make(self.huge, 10 * self.huge))
         self.report.show()
+
+    def in_parallel(self, world: World) -> None:
+        """In SQL alone: one worker and several."""
+        self.database("graph_parallel")
+        url = self.server.url(database="graph_parallel")
+        with closing(Graph(url, GraphConfig(snapshot=False), budget=Budget())) as graph:
+            graph.install()
+        data.fill(url, world)
+        parallel.run(self.report, url, world, rounds=4 if self.quick else 12, chunk=GraphConfig().chunk)
 
     def database(self, name: str) -> str:
         with closing(psycopg.connect(self.server.url(database="postgres"), autocommit=True)) as admin:
@@ -266,6 +280,7 @@ def main() -> None:
     parser.add_argument("--age-nodes", type=int, help="of AGE's graph: 20000; with --quick 2000")
     parser.add_argument("--huge", type=int, help="of a graph in memory alone: 2000000; with --quick none")
     parser.add_argument("--without-peers", dest="peers", action="store_false", help="only the limit, the CTE and AGE")
+    parser.add_argument("--only-parallel", action="store_true", help="only SQL by one worker and by several")
     arguments = parser.parse_args()
     for name, whole, small in (("age_nodes", 20_000, 2_000), ("huge", 2_000_000, 0)):
         if getattr(arguments, name) is None:

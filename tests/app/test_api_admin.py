@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx2
+import psycopg
 import pytest
 
 from kappa.engine import JobContext, Lane
@@ -118,6 +119,17 @@ async def test_a_drained_lane_claims_nothing(site: Site, operator: httpx2.AsyncC
 
         await becomes(passed, what="the other lane works")
         assert (await operator.get(f"/jobs/{kept}")).json()["state"] == "queued"
+
+
+async def test_a_lane_that_a_job_holds_says_so_and_is_edited_all_the_same(
+    operator: httpx2.AsyncClient, connection: psycopg.Connection[Any]
+) -> None:
+    connection.execute("UPDATE kappa.lanes SET held_by = 7, hold_token = 1 WHERE name = 'checks'")
+    edited = (await operator.patch(f"{LANES}/checks", json={"enabled": False})).json()
+    assert (edited["enabled"], edited["held_by"]) == (False, 7)
+    connection.execute("UPDATE kappa.lanes SET held_by = NULL, hold_token = NULL")
+    freed = await lane(operator, "checks")
+    assert (freed["enabled"], freed["held_by"]) == (False, None)
 
 
 async def test_everything_of_a_lane_can_be_edited(operator: httpx2.AsyncClient) -> None:

@@ -39,7 +39,11 @@ NOT_ASKED = {
     "use_after_free",
 }
 
-TAKES_ANY_NAME = {"GET /graph/ontologies/{name}", "DELETE /graph/ontologies/{name}"}
+TAKES_ANY_NAME = {
+    *("GET /graph/ontologies/{name}", "DELETE /graph/ontologies/{name}"),
+    *("GET /schedules/{name}", "DELETE /schedules/{name}"),
+    *(f"POST /schedules/{{name}}/{act}" for act in ("pause", "resume", "run")),
+}
 """Nothing that a path can say is wrong for them."""
 
 PASSWORD = "known to the tests"
@@ -91,6 +95,9 @@ FRESH = (
     " FROM generate_series(1, 9) AS n",
     f"INSERT INTO kappa.tool_artifacts (run_id, path, size, sha256) VALUES (1, 'a.txt', 1, '{ARTIFACT}')",
     *GRAPH,
+    "TRUNCATE kappa.schedules",
+    "INSERT INTO kappa.schedules (name, cron, kind, payload) SELECT name, '0 3 * * *', 'self_test', '{\"steps\": 1}'"
+    " FROM unnest('{checks,spare}'::text[]) AS name",
     "UPDATE kappa.lanes SET kinds = '{self_test}', enabled = true, max_slots = 4, executor = 'thread'"
     " WHERE name = 'checks'",
 )
@@ -231,6 +238,13 @@ def test_every_operation_answers_as_documented(live: Live, operation: APIOperati
         ("POST", "/admin/workers/jobs/{job_id}/cancel", {"job_id": 1}, {"reason": "enough"}),
         ("PATCH", "/admin/workers/jobs/{job_id}/priority", {"job_id": 1}, {"priority": 7}),
         ("PATCH", "/admin/workers/lanes/{name}", {"name": "checks"}, {"enabled": False}),
+        ("POST", "/schedules", {}, {"name": "other", "cron": "0 3 * * *", "kind": "self_test"}),
+        ("GET", "/schedules/{name}", {"name": "checks"}, None),
+        ("PATCH", "/schedules/{name}", {"name": "checks"}, {"cron": "30 2 * * 1-5", "timezone": "Europe/Berlin"}),
+        ("POST", "/schedules/{name}/pause", {"name": "checks"}, None),
+        ("POST", "/schedules/{name}/resume", {"name": "checks"}, None),
+        ("POST", "/schedules/{name}/run", {"name": "checks"}, None),
+        ("DELETE", "/schedules/{name}", {"name": "checks"}, None),
         ("PUT", "/roles/{name}", {"name": "spare"}, {"permissions": ["jobs:view"]}),
         ("DELETE", "/roles/{name}", {"name": "spare"}, None),
         ("GET", "/users/{name}", {"name": "decoy"}, None),

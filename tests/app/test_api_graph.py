@@ -10,6 +10,7 @@ import pytest
 
 from tests.app import worlds
 from tests.app.conftest import Site
+from tests.ground import PATIENCE
 
 
 async def ask(client: httpx2.AsyncClient, question: str, **body: Any) -> dict[str, Any]:
@@ -74,6 +75,29 @@ async def test_a_path_is_a_chain_of_concepts_and_their_relations(site: Site, ope
     rich = await ask(operator, "enriched-path", start="Otter", goal="Sea", around_limit=1)
     assert set(rich["around"]) == {ids["Otter"], ids["River"], ids["Sea"]}
     assert all(len(near) == 1 for near in rich["around"].values())
+
+
+async def test_an_enriched_path_has_other_names_for_its_ends_and_its_depth(
+    site: Site, operator: httpx2.AsyncClient
+) -> None:
+    ids, epoch = await worlds.populate(operator)
+    ends = {"from_id": ids["Otter"], "to_id": ids["Sea"]}
+    whole = await ask(operator, "enriched-path", start="Otter", goal="Sea", around_hops=2, min_epoch=epoch)
+    assert await ask(operator, "enriched-path", **ends, depth=2) == whole
+    assert await ask(operator, "enriched-path", **ends, start=ids["Otter"], around_hops=2, depth=2) == whole
+    assert await ask(operator, "enriched-path", **ends) == await ask(operator, "enriched-path", **ends, depth=1)
+    for body, named in (
+        ({**ends, "start": ids["River"]}, ("start", "from_id", ids["River"])),
+        ({**ends, "goal": ids["River"]}, ("goal", "to_id", ids["River"])),
+        ({**ends, "around_hops": 1, "depth": 2}, ("around_hops is 1", "depth is 2")),
+        ({"to_id": ids["Sea"]}, ("start is missing", "from_id")),
+    ):
+        refused = await operator.post("/query/enriched-path", json=body)
+        assert refused.status_code == 422, refused.text
+        assert all(word in refused.text for word in named), refused.text
+    described = (await operator.get("/openapi.json")).json()["components"]["schemas"]["AskEnrichedPath"]
+    assert {"from_id", "to_id", "depth", "start", "goal", "around_hops"} <= set(described["properties"])
+    assert not {"start", "goal"} & set(described.get("required", ()))
 
 
 async def test_a_subgraph_can_be_drawn(site: Site, operator: httpx2.AsyncClient) -> None:
@@ -175,6 +199,7 @@ async def test_a_write_that_contradicts_itself_writes_nothing(site: Site, operat
         ("related", {"concept": "Yeti"}, 404, "unknown_concept"),
         ("path", {"start": "Otter", "goal": "Otter"}, 422, "bad_question"),
         ("search", {}, 422, "bad_question"),
+        ("search", {"text": "playful", "min_similarity": 0.5}, 422, "bad_question"),
         ("polarity", {"positive": "Heron", "negative": "Sea"}, 422, "bad_question"),
         ("path", {"start": "Otter", "goal": "Sea", "max_hops": 11}, 422, "not_understood"),
         ("neighbors", {"seeds": []}, 422, "not_understood"),
@@ -213,11 +238,29 @@ async def test_settings_are_changed_live_and_written_down(site: Site, operator: 
 
 async def test_the_status_tells_of_the_snapshot_and_the_budget(site: Site, operator: httpx2.AsyncClient) -> None:
     _, epoch = await worlds.populate(operator)
-    await ask(operator, "neighbors", seeds=["Otter"], min_epoch=epoch)
+    graph = site.services.graph.here()
+    assert await asyncio.to_thread(graph.wait_for, epoch, PATIENCE)
     now = (await operator.get("/graph/status")).json()
     assert (now["epoch"], now["snapshot"]["epoch"], now["snapshot"]["state"]) == (epoch, epoch, "ready")
     assert (now["snapshot"]["nodes"], now["snapshot"]["edges"]) == (7, 7)
     assert (now["budget"]["workers"], now["budget"]["busy"], now["waiting"]) == (8, 0, 0)
+
+
+async def test_the_status_tells_the_settings_that_count_now_whoever_changed_them(
+    site: Site, operator: httpx2.AsyncClient, connection: psycopg.Connection[Any]
+) -> None:
+    async def told() -> tuple[dict[str, Any], int]:
+        now = (await operator.get("/graph/status")).json()
+        return now["settings"], now["budget"]["workers"]
+
+    own = {"workers": 8, "timeout": 30, "stored_workers": None, "stored_timeout": None}
+    assert await told() == (own, 8)
+    # Another server, of which this one doesn't hear.
+    connection.execute("UPDATE kappa_graph.graph_settings SET workers = 3, timeout = '7.5 s'")
+    assert await told() == ({"workers": 3, "timeout": 7.5, "stored_workers": 3, "stored_timeout": 7.5}, 3)
+    assert site.services.graph.here().timeout == 7.5
+    connection.execute("UPDATE kappa_graph.graph_settings SET workers = NULL, timeout = NULL")
+    assert await told() == (own, 8)
 
 
 async def test_a_database_that_refuses_a_question_is_a_problem_with_a_time_to_come_back(
@@ -231,13 +274,15 @@ async def test_a_database_that_refuses_a_question_is_a_problem_with_a_time_to_co
     assert answered.headers["retry-after"] == "1"
 
 
+@pytest.mark.parametrize("by", ["id", "label"])
 async def test_a_deadline_that_passes_before_anything_was_found_is_said(
-    site: Site, operator: httpx2.AsyncClient, url: str
+    site: Site, operator: httpx2.AsyncClient, url: str, by: str
 ) -> None:
     ids, _ = await worlds.populate(operator)
     with psycopg.connect(url) as holder:
         holder.execute("LOCK TABLE kappa_graph.concepts")
-        answered = await operator.post("/query/related", json={"concept": ids["Otter"], "deadline": 3})
+        concept = ids["Otter"] if by == "id" else "Otter"
+        answered = await operator.post("/query/related", json={"concept": concept, "deadline": 3})
     assert (answered.status_code, answered.json()["code"]) == (504, "question_stopped")
 
 

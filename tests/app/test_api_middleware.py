@@ -177,15 +177,6 @@ async def test_an_odd_body_is_taken_or_refused_but_never_a_failure(operator: htt
     assert (await operator.get("/jobs")).status_code == 200
 
 
-@pytest.mark.parametrize("kind", [None, "text/plain", "application/x-www-form-urlencoded", "application/xml"])
-async def test_a_body_that_does_not_say_that_it_is_json_is_refused(
-    operator: httpx2.AsyncClient, kind: str | None
-) -> None:
-    headers = {"Content-Type": kind} if kind else {}
-    check_problem(await operator.post("/jobs", content=b'{"kind": "self_test"}', headers=headers))
-    assert (await operator.get("/jobs")).json()["items"] == []
-
-
 @pytest.mark.parametrize(
     ("method", "path", "body"),
     [

@@ -12,7 +12,18 @@ from fastapi.routing import iter_route_contexts
 
 from kappa.app.api import application
 from kappa.app.permissions import MEANING, ROLES, Permission
-from kappa.app.usecases import backups, credentials, curation, graph, jobs, ontologies, people, tools, workers
+from kappa.app.usecases import (
+    backups,
+    credentials,
+    curation,
+    graph,
+    jobs,
+    ontologies,
+    people,
+    schedules,
+    tools,
+    workers,
+)
 from tests.app.conftest import KAPPA, Site
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "permissions.md"
@@ -154,8 +165,10 @@ def test_the_document_lists_what_every_role_may() -> None:
 def test_the_document_lists_every_audited_action() -> None:
     rows = table(DOCUMENT.read_text(), "The audit log")[1:]
     said = {action.strip(" `") for row in rows for action in row[0].split(",")}
-    modules = (backups, credentials, curation, graph, jobs, ontologies, people, tools, workers)
+    modules = (backups, credentials, curation, graph, jobs, ontologies, people, schedules, tools, workers)
     sources = "".join(Path(str(module.__file__)).read_text() for module in modules)
     assert said == set(
-        re.findall(r'"((?:user|role|token|session|job|lane|tool|tool_run|graph|ontology|proposal)\.[a-z_]+)"', sources)
+        re.findall(
+            r'"((?:user|role|token|session|job|schedule|lane|tool|tool_run|graph|ontology|proposal)\.[a-z_]+)"', sources
+        )
     )

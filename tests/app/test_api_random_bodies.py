@@ -169,7 +169,7 @@ class Mischief:
         return {self.dice.choice(NASTY): self._anything(depth - 1) for _ in range(self.dice.randrange(5))}
 
 
-WHICH_MAKE_JOBS = ("POST /restore", "POST /graph/annealing", "POST /graph/proposals/")
+WHICH_MAKE_JOBS = ("POST /restore", "POST /graph/annealing", "POST /graph/proposals/", "POST /schedules/{name}/run")
 
 
 class Caller:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 
 from kappa.app.settings import Settings
@@ -79,6 +80,51 @@ def test_migrate_says_what_it_did_and_then_that_nothing_is_left(home: Path) -> N
     assert first.returncode == 0, first.stderr
     again = kg("db", "migrate", home=home)
     assert again.stdout == "the schema is up to date\n"
+
+
+NEWER = """INSERT INTO kappa.migrations (component, number, name, checksum, compatible)
+           SELECT component, max(number) + 1, 'from_later', '', %s FROM kappa.migrations
+            WHERE component = 'engine' GROUP BY component"""
+
+
+def test_status_and_doctor_tell_how_the_schema_compares_to_this_version(home: Path) -> None:
+    def told() -> tuple[dict[str, list[str] | str | None], str, dict[str, str]]:
+        schema = json.loads(kg("db", "status", "--json", home=home).stdout)["schema"]
+        findings = json.loads(kg("doctor", "--json", home=home).stdout)
+        return (
+            schema,
+            kg("db", "status", home=home).stdout,
+            next(finding for finding in findings if finding["topic"] == "schema"),
+        )
+
+    assert json.loads(kg("db", "status", "--json", home=home).stdout)["schema"] is None
+    kg("db", "start", home=home)
+    schema, words, finding = told()
+    assert "engine/0001_jobs.sql" in (schema["pending"] or "")
+    assert "migrations pending: run `kg db migrate`" in words
+    assert finding["level"] == "note"
+    kg("db", "migrate", home=home)
+    schema, words, finding = told()
+    assert schema == {"pending": [], "newer": [], "problem": None}
+    assert "up to date" in words
+    assert finding["level"] == "ok"
+    url = kg("db", "url", home=home).stdout.strip()
+    with psycopg.connect(url) as later:
+        later.execute(NEWER, [True])
+    schema, words, finding = told()
+    (newer,) = schema["newer"] or ()
+    assert (newer.startswith("engine/"), newer.endswith("_from_later.sql")) == (True, True)
+    assert f"newer than this version and compatible with it: {newer}" in words
+    assert (finding["level"], newer in finding["found"]) == ("note", True)
+    assert kg("db", "migrate", home=home).stdout == "the schema is up to date\n"
+    with psycopg.connect(url) as later:
+        later.execute(NEWER, [False])
+    schema, words, finding = told()
+    assert "not marked compatible" in str(schema["problem"])
+    assert "not marked compatible" in " ".join(words.split())
+    assert finding["level"] == "problem"
+    refused = kg("db", "migrate", home=home)
+    assert (refused.returncode != 0, "not marked compatible" in refused.stderr) == (True, True)
 
 
 def test_doctor_names_the_server_its_extensions_its_room_and_what_follows(home: Path) -> None:

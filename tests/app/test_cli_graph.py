@@ -92,6 +92,22 @@ def test_search_is_a_table_with_the_best_first(kg: Person) -> None:
     assert (nothing.stdout, nothing.stderr.strip()) == ("", "no concept like that")
 
 
+def test_search_finds_what_a_concept_is_like_and_nothing_that_is_less_similar(kg: Person) -> None:
+    near = {hit["concept"]["label"]: hit["similarity"] for hit in kg.says("search", "--like", "River")["items"]}
+    assert len(set(near.values())) > 1
+    least = sorted(near.values())[-1]
+    closer = kg.says("search", "--like", "River", "--min-similarity", least)["items"]
+    assert [hit["similarity"] for hit in closer] == [one for one in near.values() if one >= least]
+    assert len(closer) < len(near)
+    both = kg.says("search", "playful", "--like", "River", "--min-similarity", 1)["items"]
+    assert [hit["matched"] for hit in both] == [["description"]]
+
+
+def test_a_similarity_to_nothing_is_refused(kg: Person) -> None:
+    assert "--like" in kg.refused(2, "search", "playful", "--min-similarity", 0.5)
+    assert "a search needs a TEXT, or --like" in kg.refused(2, "search")
+
+
 def test_a_concept_is_shown_with_what_is_next_to_it_and_who_says_so(kg: Person) -> None:
     shown = kg("concept", "show", "Otter").stdout
     assert "a playful swimmer" in shown

@@ -216,8 +216,8 @@ def test_json_of_a_command_that_reads_is_json(up: Up) -> None:
 
 
 def test_commands_that_speak_http_load_no_driver_and_nothing_of_the_server() -> None:
-    speaking = ("admin", "artifacts", "documents", "graph", "ingest", "jobs", "ontologies", "roles", "tokens", "tools",
-                "users", "vocab")  # fmt: skip
+    speaking = ("admin", "artifacts", "documents", "graph", "ingest", "jobs", "ontologies", "roles", "schedules",
+                "tokens", "tools", "users", "vocab")  # fmt: skip
     program = f"import sys, {', '.join(f'kappa.app.cli.{one}' for one in speaking)}; print(*sorted(sys.modules))"
     loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
     heavy = ("psycopg", "psutil", "numpy", "fastapi", "mcp", "kappa.app.services", "kappa.app.wiring")

@@ -63,7 +63,7 @@ def test_ones_own_password_needs_no_name(shared: Up) -> None:
     assert signs_in(shared, "bob", PASSWORD)
     assert bob.says("user", "show") == {
         "name": "bob",
-        "permissions": ["account:use", "graph:read", "jobs:view", "tools:view"],
+        "permissions": ["account:use", "graph:read", "jobs:view", "schedules:view", "tools:view"],
     }
 
 

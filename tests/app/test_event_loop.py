@@ -6,17 +6,22 @@ callback finds what computes. Wall time would find other tests on the same cores
 
 import asyncio
 import gc
+import re
 import time
 import traceback
 from collections.abc import AsyncGenerator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 from uuid import UUID
 
 import blockbuster.blockbuster
 import httpx2
 import pytest
+from anyio._backends._asyncio import AsyncIOBackend
 from blockbuster import BlockingError, blockbuster_ctx
 from fastapi.routing import APIRoute
 from starlette.types import ASGIApp
@@ -24,13 +29,18 @@ from starlette.types import ASGIApp
 from kappa.app.api import application
 from kappa.app.api.ingest_schemas import UPLOADS
 from kappa.app.api.middleware import RequestId
+from kappa.app.web import site as web
 from tests.app import worlds
 from tests.app.conftest import Site
+from tests.app.test_web import visitor
 
 LONGEST = 0.1
 """Seconds of CPU in one callback."""
 AT_ONCE = 40
 PASSWORD = "a password for nobody else"
+MAP = Path(__file__).parents[2] / "docs" / "threading.md"
+ASKED: ContextVar[tuple[str, str]] = ContextVar("asked")
+"""The route that this task asks, also where the application does something for it."""
 
 
 @dataclass
@@ -40,6 +50,8 @@ class Watch:
     blocked: list[str] = field(default_factory=list)
     slow: list[str] = field(default_factory=list)
     callbacks: int = 0
+    in_threads: set[tuple[str, str]] = field(default_factory=set)
+    """Routes that gave something to a thread."""
 
     @property
     def faults(self) -> list[str]:
@@ -60,6 +72,17 @@ async def watched(monkeypatch: pytest.MonkeyPatch) -> AsyncGenerator[Watch]:
         if took > LONGEST:
             watch.slow.append(f"{took:.3f} s of CPU in {handle!r}")
 
+    def in_thread(of: Any, name: str) -> Any:
+        """As it is, and noted for the route that is asked."""
+        inner = getattr(of, name)
+
+        def noted(*args: Any, **options: Any) -> Any:
+            if (asked := ASKED.get(None)) is not None:
+                watch.in_threads.add(asked)
+            return inner(*args, **options)
+
+        return staticmethod(noted) if of is AsyncIOBackend else noted
+
     class Noted(BlockingError):
         """Also found when somebody swallows it."""
 
@@ -73,6 +96,10 @@ async def watched(monkeypatch: pytest.MonkeyPatch) -> AsyncGenerator[Watch]:
     with monkeypatch.context() as patch, blockbuster_ctx() as buster:
         patch.setattr(asyncio.events.Handle, "_run", timed)
         patch.setattr(blockbuster.blockbuster, "BlockingError", Noted)
+        patch.setattr(ThreadPoolExecutor, "submit", in_thread(ThreadPoolExecutor, "submit"))
+        patch.setattr(
+            AsyncIOBackend, "run_sync_in_worker_thread", in_thread(AsyncIOBackend, "run_sync_in_worker_thread")
+        )
         for function in ("os.stat", "io.BufferedReader.read", "io.TextIOWrapper.read"):
             # FastAPI notes each route's source file and line for its error messages, once a route.
             buster.functions[function].can_block_in("fastapi/routing.py", "_extract_endpoint_context")
@@ -89,8 +116,12 @@ class Everything:
         self.client = client
         self.asked: set[tuple[str, str]] = set()
 
-    async def ask(self, method: str, path: str, status: int, body: Any = None, **values: object) -> httpx2.Response:
+    def note(self, method: str, path: str) -> None:
         self.asked.add((method, path))
+        ASKED.set((method, path))
+
+    async def ask(self, method: str, path: str, status: int, body: Any = None, **values: object) -> httpx2.Response:
+        self.note(method, path)
         options = {} if body is None else {"json": body}
         answer = await self.client.request(
             method, path.replace("{path:path}", "a/b").replace(":path}", "}").format(**values), **options
@@ -132,6 +163,17 @@ class Everything:
         await self.ask("POST", "/admin/workers/jobs/{job_id}/cancel", 200, job_id=other)
         await self.ask("POST", "/jobs/{job_id}/retry", 201, job_id=job)
         await self.ask("PATCH", "/admin/workers/lanes/{name}", 200, {"max_slots": 1 + number % 16}, name="checks")
+
+    async def schedules(self, number: int) -> None:
+        name = f"schedule-{number}"
+        made = {"name": name, "cron": "0 3 * * *", "kind": "self_test", "payload": {"steps": 1}}
+        await self.ask("POST", "/schedules", 201, made)
+        await self.ask("GET", "/schedules", 200)
+        await self.ask("GET", "/schedules/{name}", 200, name=name)
+        await self.ask("PATCH", "/schedules/{name}", 200, {"cron": "0 4 * * *"}, name=name)
+        for verb, status in (("pause", 200), ("resume", 200), ("run", 201)):
+            await self.ask("POST", f"/schedules/{{name}}/{verb}", status, name=name)
+        await self.ask("DELETE", "/schedules/{name}", 204, name=name)
 
     async def people(self, number: int) -> None:
         name, role = f"user-{number}", f"role-{number}"
@@ -203,16 +245,16 @@ class Everything:
             await self.ask("POST", f"/graph/proposals/{{proposal_id}}/{act}", 404, proposal_id=4711)
         await self.ask("POST", "/graph/annealing", 201)
         kept = await self.ask("POST", "/backup", 200)
+        self.note("POST", "/restore")
         sent = await self.client.post("/restore", params={"mode": "merge"}, content=_pieces(kept.content))
         assert sent.status_code == 201, sent.text
-        self.asked.add(("POST", "/restore"))
 
     async def documents(self, number: int) -> None:
         """One in a stream, that is more than a piece and takes a while to read, and one in a request."""
         text = f"Otter {number} eats fish.\n\n".encode() * 20_000
+        self.note("POST", UPLOADS)
         sent = await self.client.post(UPLOADS, params={"name": "otters.txt"}, content=_pieces(text))
         assert sent.status_code == 201, sent.text
-        self.asked.add(("POST", UPLOADS))
         await self.ask("POST", "/ingest", 201, {"ontology": f"place {number}", "uploads": [sent.json()["key"]]})
         await self.ask("POST", "/ingest", 201, {"ontology": f"place {number}", "text": "Whales eat krill."})
 
@@ -232,6 +274,7 @@ async def test_no_route_keeps_the_loop(site: Site, monkeypatch: pytest.MonkeyPat
     async with watched(monkeypatch) as watch:
         await everything.read()
         await everything.change(0)
+        await everything.schedules(0)
         await everything.people(0)
         await everything.tools(0)
         await everything.graph()
@@ -240,6 +283,7 @@ async def test_no_route_keeps_the_loop(site: Site, monkeypatch: pytest.MonkeyPat
         # And with much to do: more than there are connections, and more passwords than are hashed at once.
         await asyncio.gather(*(everything.read() for _ in range(AT_ONCE)))
         await asyncio.gather(*(everything.change(number) for number in range(1, 9)))
+        await asyncio.gather(*(everything.schedules(number) for number in range(1, 5)))
         await asyncio.gather(*(everything.people(number) for number in range(1, 5)))
         await asyncio.gather(*(everything.graph() for _ in range(AT_ONCE)))
         await asyncio.gather(*(everything.curation(number) for number in range(1, 5)))
@@ -247,6 +291,74 @@ async def test_no_route_keeps_the_loop(site: Site, monkeypatch: pytest.MonkeyPat
     assert not watch.faults, "\n".join(watch.faults)
     assert watch.callbacks > 1000
     assert everything.asked == _routes(), everything.asked ^ _routes()
+    # Nobody ran a tool here, so that there need be no artifact to look for.
+    assert _groups(watch.in_threads) | {"app.api.tools"} == _marked("[THREAD]", _groups(_routes()))
+
+
+def _marked(mark: str, groups: set[str]) -> set[str]:
+    """Those of these groups that the map says this of."""
+    marks = dict(re.findall(r"^\| `([\w.]+)` \| ([^|]*) \|", MAP.read_text(), re.MULTILINE))
+    return {group for group in groups if mark in marks[group]}
+
+
+def _groups(asked: set[tuple[str, str]]) -> set[str]:
+    """The groups that these routes or pages are of."""
+    routes = [route for group in application.GROUPS for route in group.router.routes if isinstance(route, APIRoute)]
+    known = {(method, route.path): route.endpoint for route in routes for method in route.methods}
+    known |= {(page.method, f"/ui{page.path}"): page.handler or page.open for page in web.pages()}
+    return {known[one].__module__.removeprefix("kappa.") for one in asked}
+
+
+async def test_no_page_keeps_the_loop(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every page that is looked at; what their forms do is done by the use cases of the routes."""
+    admin = await site.client("platform_admin")
+    ids, epoch = await worlds.populate(admin)
+    await worlds.in_memory(site, epoch)
+    sent = {"ontology": "notes", "text": "Otters eat fish.", "name": "notes.md"}
+    job = (await admin.post("/ingest", json=sent)).raise_for_status().json()["job"]
+    (await admin.post("/tools", json={"name": "quick", "version": "1", "argv": ["true"]})).raise_for_status()
+    run = (await admin.post("/tools/quick/runs", json={})).raise_for_status().json()["id"]
+    browser = await visitor(site, "platform_admin", "ada")
+    web.compile_templates()  # as a server does at its start
+    values = {"job_id:int": job, "run_id:int": run, "concept": ids["Otter"], "document": UUID(int=0)}
+    named = {"/lanes/{name}": "system", "/tools/{name}": "quick", "/people/{name}": "ada"}
+    named["/schedules/{name}"] = (await admin.get("/schedules")).json()[0]["name"]
+    words = {
+        "/graph": {"q": "otter"},
+        "/graph/suggest": {"from": "ott"},
+        "/graph/around.json": {"seed": ids["Otter"]},
+        "/graph/path": {"from": ids["Otter"], "to": ids["Whale"]},
+        "/graph/path.json": {"from": ids["Otter"], "to": ids["Whale"]},
+        "/graph/polarity": {"positive": ids["River"], "negative": ids["Sea"]},
+    }
+
+    async def look(path: str) -> None:
+        ASKED.set(("GET", f"/ui{path}"))
+        filled = path.replace("{name}", named.get(path, ""))
+        for name, value in values.items():
+            filled = filled.replace(f"{{{name}}}", str(value))
+        answer = await browser.client.get(f"/ui{filled}", params=words.get(path, {}))
+        assert answer.status_code == (404 if "{document}" in path else 200), (path, answer.status_code, answer.text)
+
+    paths = [page.path for page in web.pages() if page.method == "GET"]
+    async with watched(monkeypatch) as watch:
+        for path in paths:
+            await look(path)
+        await asyncio.gather(*(look(path) for path in paths for _ in range(4)))
+    assert not watch.faults, "\n".join(watch.faults)
+    seen, there = _groups(watch.in_threads), _groups({("GET", f"/ui{path}") for path in paths})
+    # Passwords are what forms send.
+    assert seen == _marked("[THREAD]", there) - {"app.web.sign_in", "app.web.people"}
+
+
+async def test_a_route_that_takes_a_thread_is_noted(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    everything = Everything(await site.client("platform_admin"))
+    async with watched(monkeypatch) as watch:
+        await everything.ask("GET", "/healthz", 200)
+        await everything.ask("GET", "/metrics", 200)
+        await everything.graph()
+    assert ("GET", "/healthz") not in watch.in_threads
+    assert {("GET", "/metrics"), ("POST", "/query/search"), ("PATCH", "/admin/graph/settings")} <= watch.in_threads
 
 
 async def _asked(path: str, route: Any, monkeypatch: pytest.MonkeyPatch) -> Watch:

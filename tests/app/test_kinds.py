@@ -97,9 +97,9 @@ class Ground:
         rows = canonical(self.connection, leave_out=frozenset({"measured", "uploads"}))
         beside = [
             self.connection.execute(f"SELECT * FROM kappa.{table} ORDER BY 1").fetchall()
-            for table in ("tool_artifacts", "artifact_removals", "restore_files", "restore_pieces", "lane_holds")
+            for table in ("tool_artifacts", "artifact_removals", "restore_files", "restore_pieces")
         ]
-        beside.append(self.connection.execute("SELECT name, enabled FROM kappa.lanes ORDER BY 1").fetchall())
+        beside.append(self.connection.execute("SELECT name, enabled, held_by FROM kappa.lanes ORDER BY 1").fetchall())
         store = ArtifactStore(artifacts_of(self.home))
         files = sorted((path.name, path.read_bytes()) for path in store.files())
         return rows, self.graph.epoch(), beside, files
@@ -461,6 +461,15 @@ async def test_a_polarity_is_kept_with_its_picture(engine: Engine, graph: Graph)
         failed = await run(engine, "polarity", {"positive": "otter 0", "negative": "quartz 1", **wrong})
         assert why in (failed.error_summary or "")
         assert failed.attempt == 1
+
+
+async def test_a_job_knows_names_that_were_committed_after_an_earlier_one(engine: Engine, graph: Graph) -> None:
+    asked = {"positive": "otter 0", "negative": "quartz 1", "ontologies": ["world"], "relation_types": ["USES"]}
+    assert (await run(engine, "polarity", asked)).state is JobState.SUCCEEDED
+    write(graph, [("pearl", "FORMS_IN", "oyster")], "sea")
+    later = {**asked, "ontologies": ["world", "sea"], "relation_types": ["FORMS_IN"]}
+    done = await run(engine, "polarity", later)
+    assert done.state is JobState.SUCCEEDED, done.error_summary
 
 
 async def test_a_map_of_more_than_its_way_can_take_is_refused_at_once(engine: Engine, graph: Graph) -> None:

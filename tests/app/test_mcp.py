@@ -37,6 +37,7 @@ STATUS = "kappa://workers/status"
 TOOLS = {
     *("enqueue_job", "list_jobs", "show_job", "wait_for_job", "approve_job", "reject_job", "cancel_job"),
     *("retry_job", "prioritise_job"),
+    *("list_schedules", "show_schedule", "add_schedule", "edit_schedule", "run_schedule", "delete_schedule"),
     *("search", "concept", "related", "path", "polarity", "list_results", "read_result", "ingest"),
     *("ontologies", "proposals"),
     *("tools", "run_tool", "list_tool_runs", "show_tool_run", "wait_for_tool_run", "read_artifact", "cancel_tool_run"),
@@ -181,6 +182,9 @@ async def test_an_agent_asks_the_graph(shared: Up, way: str) -> None:
         found = await call(client, "search", text="playful", ontologies=["zoology"])
         [hit] = found["items"]
         assert (hit["concept"]["label"], found["complete"]) == ("Otter", True)
+        alike = await call(client, "search", like="Whale", min_similarity=0.9)
+        assert [one["concept"]["label"] for one in alike["items"]] == ["Sea"]
+        assert "needs a vector" in await refusal(client, "search", text="playful", min_similarity=0.9)
         shown = await call(client, "concept", concept=hit["concept"]["id"])
         assert (shown["concept"]["description"], shown["evidence"]) == ("a playful swimmer", [])
         near = await call(client, "related", concept="Otter", max_hops=1, relation_types=["EATS"])

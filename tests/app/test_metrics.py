@@ -717,6 +717,15 @@ def test_the_last_count_of_a_process_that_ends_is_kept_and_added_once(tmp_path: 
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_process_that_is_frozen_does_not_count_as_the_leader(tmp_path: Path) -> None:
+    shared = SharedCounts(tmp_path)
+    written = tmp_path / f"{os.getpid()}.json"
+    written.write_text(Counts(leads=True).dump())
+    assert shared.now().leads
+    os.utime(written, (0, 0))
+    assert not shared.now().leads
+
+
 def test_counts_are_the_same_after_a_way_through_a_file() -> None:
     counted = EngineCounts()
     counted.hear("claimed", {"job": 1, "kind": "a", "lane": "b", "waited": 0.5})

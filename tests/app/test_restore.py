@@ -41,7 +41,7 @@ def versions(url: str, engine: Engine) -> list[tuple[bytes, Lines]]:
 
 def lanes(url: str) -> dict[str, bool]:
     with psycopg.connect(url) as connection:
-        assert connection.execute("SELECT count(*) FROM kappa.lane_holds").fetchone() == (0,)
+        assert connection.execute("SELECT count(*) FROM kappa.lanes WHERE held_by IS NOT NULL").fetchone() == (0,)
         return dict(connection.execute("SELECT name, enabled FROM kappa.lanes").fetchall())
 
 
@@ -160,7 +160,7 @@ def test_a_restore_that_is_cancelled_leaves_the_graph_as_it_was(
         assert worker.line() == "ready"
         worker.tell("[0, 0]")
         with psycopg.connect(url, autocommit=True) as connection:
-            while connection.execute("SELECT count(*) FROM kappa.lane_holds").fetchone() == (0,):
+            while connection.execute("SELECT count(*) FROM kappa.lanes WHERE held_by IS NOT NULL").fetchone() == (0,):
                 pass
         client.cancel(job, "no")
         assert client.wait(job).state is JobState.CANCELLED

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx2
+import psycopg
 import pytest
 
 from tests.app.conftest import Up
@@ -68,6 +69,29 @@ def test_a_run_that_goes_on_is_cancelled_with_all_that_it_started(shared: Up, kg
     assert ended[0]["reason"] == "enough"
 
 
+def test_a_run_that_backs_off_is_queued_and_says_from_when_it_is_available(shared: Up, kg: Person) -> None:
+    add(kg, "waits", "sh", "-c", GOOD)
+    _enable_tools(shared, enabled=False)
+    try:
+        run = kg.says("tool", "run", "waits")
+        with psycopg.connect(shared.env["KAPPA_DATABASE_URL"]) as connection:  # as after an attempt that failed
+            due = "UPDATE kappa.jobs SET state = 'scheduled', run_at = '2100-01-01 UTC' WHERE id = %s"
+            connection.execute(due, [run["job_id"]])
+        assert kg.says("job", "show", run["job_id"])["state"] == "scheduled"
+        seen = kg.says("tool", "show", run["id"])
+        assert (seen["status"], seen["available_at"]) == ("queued", "2100-01-01T00:00:00Z")
+        listed = kg.says("tool", "runs", "--tool", "waits", "--status", "queued")["items"]
+        assert listed == [seen]
+        assert "2100-01-01" in kg("tool", "runs", "--tool", "waits").stdout
+        assert "2100-01-01" in kg("tool", "show", run["id"]).stdout
+        assert "'scheduled' is not one of" in kg.refused(2, "tool", "runs", "--status", "scheduled")
+        with shared.client() as client:
+            refused = client.get("/tool-runs", params={"status": "scheduled"})
+            assert (refused.status_code, "status" in refused.text) == (422, True)
+    finally:
+        _enable_tools(shared, enabled=True)
+
+
 def test_only_those_who_run_the_server_register_tools(shared: Up, kg: Person) -> None:
     add(kg, "known", "sh", "-c", GOOD)
     contributor = hired(shared, "carl", "contributor")
@@ -127,3 +151,8 @@ def test_without_a_queue_a_run_is_done_in_the_request_and_one_more_is_refused(st
 
 def _runs(client: httpx2.Client) -> list[dict[str, object]]:
     return client.get("/tool-runs").json()["items"]
+
+
+def _enable_tools(up: Up, *, enabled: bool) -> None:
+    with up.client() as client:
+        client.patch("/admin/workers/lanes/tools", json={"enabled": enabled}).raise_for_status()

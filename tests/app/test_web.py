@@ -28,7 +28,8 @@ PASSWORD = "correct horse battery"
 PAGES = list(site.pages())
 DOCUMENT = Path(__file__).parents[2] / "docs" / "web.md"
 SHOWN = [
-    "/ui/", "/ui/jobs", "/ui/lanes", "/ui/lanes/system", "/ui/graph", "/ui/graph/path", "/ui/graph/polarity",
+    "/ui/", "/ui/jobs", "/ui/schedules", "/ui/schedules/artifact_cleanup",
+    "/ui/lanes", "/ui/lanes/system", "/ui/graph", "/ui/graph/path", "/ui/graph/polarity",
     "/ui/graph/map", "/ui/graph/vocabulary", "/ui/ontologies", "/ui/ingest", "/ui/tools", "/ui/tools/new", "/ui/fleet",
     "/ui/people", "/ui/people/platform_admin", "/ui/roles", "/ui/audit", "/ui/account",
 ]  # fmt: skip
@@ -669,3 +670,18 @@ def test_every_template_can_be_compiled() -> None:
     assert len(names) > 30
     for name in names:
         environment.get_template(name)
+
+
+async def test_a_run_that_backs_off_is_queued_and_says_from_when_it_is_available(site: Site, admin: Browser) -> None:
+    await admin.post("/ui/tools/new", name="waits", version="1", command="false")
+    answer = await admin.post("/ui/tools/waits/run", inputs="{}")
+    run = await site.services.tool_runs.tools.show(int(answer.headers["location"].rsplit("/", 1)[-1]))
+    async with site.services.client.transaction() as connection:  # as after an attempt that failed
+        due = "UPDATE kappa.jobs SET state = 'scheduled', run_at = '2100-01-01 UTC' WHERE id = %s"
+        await connection.execute(due, [run.job_id])
+    for path in (f"/ui/runs/{run.id}", "/ui/tools?status=queued", "/ui/tools/waits"):
+        text = (await admin.get(path)).text
+        assert '<span class="badge queued">queued</span>' in text, path
+        assert 'title="2100-01-01 00:00:00 UTC"' in text, path
+    assert 'value="scheduled"' not in (await admin.get("/ui/tools")).text
+    assert (await admin.get("/ui/tools?status=scheduled")).status_code == 422

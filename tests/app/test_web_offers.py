@@ -13,6 +13,7 @@ from starlette.routing import compile_path
 from kappa.app.permissions import ROLES, Permission
 from kappa.app.web import files
 from kappa.app.web import site as site_pages
+from kappa.engine import Schedule
 from kappa.graph import Graph
 from kappa.graph.store import ontologies, proposals
 from tests.app.conftest import KAPPA, Site
@@ -77,6 +78,7 @@ async def furnished(site: Site) -> list[str]:
     theirs = await client.enqueue("self_test", submitted_by="somebody")
     ended = await client.enqueue("self_test", submitted_by="somebody")
     await client.cancel(ended.id)
+    await client.put_schedule(Schedule("mine", "0 3 * * *", "self_test"))
     sent = {"ontology": "notes", "text": "Otters eat fish.", "name": "notes.md"}
     unapproved = (await admin.post("/ingest", json=sent)).raise_for_status().json()["job"]
     tool = {"name": "quick", "version": "1", "argv": ["true"]}
@@ -88,7 +90,8 @@ async def furnished(site: Site) -> list[str]:
     await site.services.credentials.make_token(KAPPA, "laptop", user="colleague", user_permissions=everything)
     return [
         "/ui/", "/ui/jobs", f"/ui/jobs/{theirs.id}", f"/ui/jobs/{ended.id}", f"/ui/jobs/{unapproved}",
-        f"/ui/jobs/{run['job_id']}", "/ui/lanes", "/ui/lanes/system", "/ui/graph", "/ui/graph?q=otter",
+        f"/ui/jobs/{run['job_id']}", "/ui/schedules", "/ui/schedules/artifact_cleanup",
+        "/ui/schedules/mine", "/ui/lanes", "/ui/lanes/system", "/ui/graph", "/ui/graph?q=otter",
         f"/ui/graph/concepts/{ids['Otter']}", "/ui/graph/path?from=Otter&to=Whale",
         "/ui/graph/polarity?positive=River&negative=Sea", "/ui/graph/map", "/ui/graph/vocabulary", "/ui/ontologies",
         "/ui/ingest", "/ui/tools", "/ui/tools/new", "/ui/tools/quick", f"/ui/runs/{run['id']}", "/ui/fleet",

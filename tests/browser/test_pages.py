@@ -30,7 +30,8 @@ def every_page(town: Town) -> list[str]:
     otter = town.concepts["Otter"]
     document = town.ask("GET", f"/graph/concepts/{otter}?evidence=1")["evidence"][0]
     return [
-        "/ui/", "/ui/jobs", f"/ui/jobs/{job}", f"/ui/jobs/{unapproved}", f"/ui/jobs/{town.failed}", "/ui/lanes",
+        "/ui/", "/ui/jobs", f"/ui/jobs/{job}", f"/ui/jobs/{unapproved}", f"/ui/jobs/{town.failed}", "/ui/schedules",
+        "/ui/schedules/artifact_cleanup", "/ui/lanes",
         "/ui/lanes/interactive",
         "/ui/graph", "/ui/graph?q=river", f"/ui/graph/concepts/{otter}", "/ui/graph/path?from=Otter&to=Krill",
         "/ui/graph/polarity?positive=River&negative=Sea",

@@ -97,6 +97,43 @@ def test_a_running_job_is_cancelled(visit: Visit, town: Town) -> None:
     badge(page, "cancelled")
 
 
+def test_a_schedule_is_made_edited_run_now_paused_and_deleted(visit: Visit, town: Town) -> None:
+    visitor = visit()
+    page = visitor.go("/ui/")
+    page.get_by_role("link", name="Schedules").click()
+    page.get_by_label("Name").fill("walked")
+    page.get_by_label("When").fill("every day")
+    page.get_by_label("Time zone").fill("Europe/Berlin")
+    page.get_by_label("Kind").fill("self_test")
+    page.get_by_label("Payload").fill('{"steps": 1}')
+    visitor.expected.add(422)
+    page.get_by_role("button", name="Add").click()
+    expect(page.get_by_role("alert")).to_contain_text("it has five fields")
+    assert visitor.serious() == []
+    page.get_by_label("When").fill("30 2 1 1 *")
+    page.get_by_role("button", name="Add").click()
+    page.wait_for_url("**/ui/schedules/walked")
+    badge(page, "on")
+    expect(page.locator("dl.facts time")).to_have_count(5)
+    expect(page.locator("dl.facts")).to_contain_text("-01-01 01:30:00 UTC")
+    page.get_by_label("When").fill("30 2 1 7 *")
+    page.get_by_role("button", name="Save").click()
+    expect(page.locator("dl.facts")).to_contain_text("-07-01 00:30:00 UTC")
+    page.get_by_role("button", name="Run now").click()
+    page.wait_for_url(re.compile(r"/ui/jobs/\d+$"))
+    badge(page, "succeeded")
+    visitor.go("/ui/schedules")
+    page.get_by_role("button", name="Pause walked").click()
+    expect(page.get_by_role("row", name="walked")).to_contain_text("paused")
+    page.get_by_role("button", name="Resume walked").click()
+    expect(page.get_by_role("button", name="Pause walked")).to_be_visible()
+    page.get_by_role("link", name="walked").click()
+    page.once("dialog", lambda dialog: dialog.accept())
+    page.get_by_role("button", name="Delete").click()
+    page.wait_for_url("**/ui/schedules")
+    expect(page.get_by_text("walked")).to_have_count(0)
+
+
 def test_a_failed_job_is_run_again(visit: Visit, town: Town) -> None:
     job = town.ask("POST", "/jobs", {"kind": "self_test", "payload": {"steps": 1, "fail": True}, "max_attempts": 1})[
         "id"

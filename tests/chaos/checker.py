@@ -14,13 +14,35 @@ from itertools import groupby, pairwise
 
 from tests.chaos import artifacts
 from tests.chaos.batches import HELD, LEADER, unfold
-from tests.chaos.record import CLIENT, Ended, Entry, Fate, Fire, LaneEdit, Record, Write
+from tests.chaos.health import END, Health
+from tests.chaos.record import (
+    CLIENT,
+    Ended,
+    Entry,
+    Fate,
+    Fire,
+    HandlerRun,
+    LaneEdit,
+    LaneHold,
+    LaneSwitch,
+    Live,
+    Record,
+    Write,
+)
 
 DRAIN_WITHIN = 60.0
+STARVED_AFTER = 2
+"""Leases for which a lane may have work and claim nothing. A worker looks every half second, tries again half a second
+after an error, and connects again a second after its connection broke; a lane that stands still does so until a lease,
+and the reaper's round after it, are over."""
 ROWS_SHOWN = 40
 NO_SPACE = os.strerror(errno.ENOSPC)
+PARENT = "parent"
+"""How the names of kinds end that have children."""
 LOST = "lost"
 """What the engine says of attempts whose worker is gone."""
+LEADERLESS_AFTER = 2
+"""Leases that what only a leader does may be late, beside the time to replace a leader that is out of order."""
 
 # A commit's time is taken a little before others can see it.
 UNSEEN = timedelta(milliseconds=250)
@@ -43,6 +65,9 @@ class Violation:
 Found = Iterator[tuple[str, tuple[Write, ...]]]
 
 
+Change = list[Write] | LaneEdit | LaneSwitch | LaneHold
+
+
 class Story:
     """A record, sorted in the ways that rules look at it."""
 
@@ -55,6 +80,7 @@ class Story:
         self.of_job: dict[int, list[Write]] = defaultdict(list)
         for write in self.history:
             self.of_job[write.job].append(write)
+        self.health = Health(record)
         self.left = {left.id for left in record.left}
         self.left_keys = {left.key for left in record.left}
 
@@ -69,6 +95,20 @@ class Story:
             grouped[write.xid].append(write)
         # Of two at the same microsecond the one that gives slots back may have been seen by the other.
         yield from sorted(grouped.values(), key=lambda writes: (writes[0].committed, sum(map(_slots, writes))))
+
+    def changes_of_lane(self, lane: str) -> Iterator[tuple[datetime, "Change"]]:
+        """Every transaction, edit, switch and hold that concerns a lane, in the order in which others saw them."""
+        grouped = defaultdict[int, list[Write]](list)
+        jobs = {write.job for write in self.history if write.lane == lane}
+        for write in self.history:
+            if write.job in jobs and write.op in ("INSERT", "UPDATE", "DELETE"):
+                grouped[write.xid].append(write)
+        changes: list[tuple[datetime, Change]] = [(writes[-1].committed, writes) for writes in grouped.values()]
+        record = self.record
+        changes += [(edit.committed, edit) for edit in record.lanes if edit.name == lane]
+        changes += [(switch.committed, switch) for switch in record.switches if switch.lane == lane]
+        changes += [(hold.committed, hold) for hold in record.holds if hold.lane == lane]
+        yield from sorted(changes, key=lambda change: change[0])
 
     @property
     def lanes(self) -> set[str]:
@@ -144,7 +184,7 @@ def _fate(story: Story, entry: Entry, made: list[Ended]) -> Found:
 
 
 def _batches(entries: dict[str, Entry]) -> Iterator[list[Entry]]:
-    found: dict[int, list[Entry]] = defaultdict(list)
+    found: dict[str, list[Entry]] = defaultdict(list)
     for entry in entries.values():
         if entry.batch is not None:
             found[entry.batch].append(entry)
@@ -313,7 +353,7 @@ def adoption(story: Story) -> Found:
 
 
 def slots(story: Story) -> Found:
-    """A claim, or a parent's return, never takes a lane above its `max_slots`; a lane that drains claims nothing."""
+    """A claim, or a parent's return, never takes a lane above its `max_slots`."""
     for lane in story.lanes:
         edits = [edit for edit in story.record.lanes if edit.name == lane]
         running: dict[int, Write] = {}
@@ -328,8 +368,6 @@ def slots(story: Story) -> Found:
             most = max((edit.max_slots for edit in valid), default=0)
             if len(running) > most:
                 yield f"lane {lane} ran {len(running)} jobs in {most} slots", tuple(running.values())
-            if any(write.claims for write in writes) and not any(edit.enabled for edit in valid):
-                yield f"lane {lane} claimed while it was to drain", tuple(writes)
 
 
 def _slots(write: Write) -> int:
@@ -342,6 +380,166 @@ def _in_force(edits: list[LaneEdit], begin: datetime, end: datetime) -> list[Lan
     """Every form that a lane's row had in a span of time."""
     before = [edit for edit in edits if edit.committed <= begin]
     return before[-1:] + [edit for edit in edits if begin < edit.committed <= end]
+
+
+def closed_lanes(story: Story) -> Found:
+    """A lane claims nothing while it is switched off, or held for a job beside which nothing else may run."""
+    for lane in story.lanes:
+        switches = [(switch.committed, switch.enabled) for switch in story.record.switches if switch.lane == lane]
+        holds = [(hold.committed, not hold.held) for hold in story.record.holds if hold.lane == lane]
+        for writes in story.by_commit(lane):
+            if not any(write.claims for write in writes):
+                continue
+            span = writes[0].begun - UNSEEN, writes[0].committed
+            if not _was_open(switches, *span):
+                yield f"lane {lane} claimed while it was switched off", tuple(writes)
+            elif not _was_open(holds, *span):
+                yield f"lane {lane} claimed while it was held", tuple(writes)
+
+
+def _was_open(changes: list[tuple[datetime, bool]], begin: datetime, end: datetime) -> bool:
+    """Whether a lane was open at any instant of a span. It is, until a change says otherwise."""
+    before = [is_open for at, is_open in changes if at <= begin]
+    return (before[-1] if before else True) or any(is_open for at, is_open in changes if begin < at <= end)
+
+
+def starvation(story: Story) -> Found:
+    """A lane that has work and a free slot claims in time while a worker is healthy, whatever else goes wrong.
+
+    Only time counts in which some worker was able to claim. An orphan is work for any lane; what is queued only for
+    one that is on and not held.
+    """
+    limit = STARVED_AFTER * story.record.lease
+    for lane in story.lanes:
+        for begin, end, rows in _idle(story, lane):
+            idle = story.health.ready(lane, begin, end)
+            if idle > limit:
+                text = f"lane {lane} had work and a free slot and claimed nothing for {idle.total_seconds():.1f} s"
+                yield f"{text}, {begin:%T.%f} to {end:%T.%f}, while a worker was healthy", tuple(rows)
+
+
+def _idle(story: Story, lane: str) -> Iterator[tuple[datetime, datetime, list[Write]]]:
+    """The spans in which a lane had something to claim and did not, each with the write that ended it, if any."""
+    work = _Work()
+    since: datetime | None = None
+    at = datetime.min.replace(tzinfo=UTC)
+    for at, change in story.changes_of_lane(lane):
+        if since is not None and isinstance(change, list) and any(write.claims or write.adopts for write in change):
+            yield since, at, change
+            since = None
+        work.apply(change, lane)
+        if not work.is_claimable:
+            if since is not None:
+                yield since, at, change if isinstance(change, list) else []
+            since = None
+        elif since is None:
+            since = at
+    if since is not None:
+        yield since, at, []
+
+
+class _Work:
+    """What a lane has to do, and whether it may."""
+
+    def __init__(self) -> None:
+        self._rows: dict[int, Live] = {}
+        self._queued: set[int] = set()
+        self._orphans: set[int] = set()
+        self._busy: set[int] = set()
+        self._max_slots = 0
+        self._enabled = True
+        self._held = False
+
+    def apply(self, change: "Change", lane: str) -> None:
+        match change:
+            case LaneEdit():
+                self._max_slots = change.max_slots
+            case LaneSwitch():
+                self._enabled = change.enabled
+            case LaneHold():
+                self._held = change.held
+            case _:
+                for write in change:
+                    self._write(write, lane)
+
+    def _write(self, write: Write, lane: str) -> None:
+        for jobs in (self._queued, self._orphans, self._busy):
+            jobs.discard(write.job)
+        if write.new is None or write.lane != lane:
+            return
+        if write.after.state == "queued":
+            self._queued.add(write.job)
+        if write.after.state == "running" and not write.after.token:
+            self._orphans.add(write.job)
+        if write.after.takes_slot:
+            self._busy.add(write.job)
+
+    @property
+    def is_claimable(self) -> bool:
+        is_open = self._enabled and not self._held and len(self._busy) < self._max_slots
+        return bool(self._orphans) or (is_open and bool(self._queued))
+
+
+def never_started(story: Story) -> Found:
+    """What failed or timed out had begun.
+
+    Only a worker that is lost between the start, which is written first, and the work may leave such a job.
+    """
+    ran = {run.job for run in story.record.runs}
+    for ended in story.record.ended:
+        if ended.state not in ("failed", "timed_out") or ended.id in ran:
+            continue
+        starts = [write for write in story.rows(ended.id) if write.orphans and write.before.started]
+        if not any(_lost_for_a_reason(story, write) for write in starts):
+            yield f"job {ended.id} {ended.state} and its handler never began: {ended.error}", story.rows(ended.id)
+
+
+def duplicate_runs(story: Story) -> Found:
+    """No handler runs again while the worker that ran it was healthy and had reported nothing."""
+    runs: dict[int, list[HandlerRun]] = defaultdict(list)
+    for run in sorted(story.record.runs, key=lambda run: run.begin):
+        runs[run.job].append(run)
+    for job, times in runs.items():
+        if len(times) < 2:
+            continue
+        writes = story.rows(job)
+        leases = [write for write in writes if write.op == "UPDATE" and write.after.token and write.gives_lease]
+        begun = Counter(token for run in times if (token := _lease_of(run, leases)) is not None)
+        for token, count in begun.items():
+            if count > 1:
+                yield f"job {job} ran {count} times under token {token}", writes
+        for lost in [write for write in writes if write.orphans]:
+            before = [
+                run for run in times if run.begin < lost.committed and _lease_of(run, leases) == lost.before.token
+            ]
+            after = [run for run in times if run.begin > lost.committed]
+            if before and after and not _lost_for_a_reason(story, lost):
+                text = f"job {job} ran again at {after[0].begin:%T.%f} though {lost.before.owner}, which ran it at"
+                yield f"{text} {before[-1].begin:%T.%f} under token {lost.before.token}, was healthy", writes
+
+
+def _lease_of(run: HandlerRun, leases: list[Write]) -> int | None:
+    """The token of the lease under which a handler began."""
+    mine = [write for write in leases if write.after.owner == run.owner and write.begun <= run.begin]
+    return mine[-1].after.token if mine else None
+
+
+def _lost_for_a_reason(story: Story, orphaned: Write) -> bool:
+    """Whether its worker could not keep a lease: it, or its way to the row, was out of order until it ran out.
+
+    Renewals come every quarter of a lease, so half of one is enough for a worker that is well.
+    """
+    until = orphaned.before.until
+    if until is None:
+        return True
+    last = until - story.record.lease
+    end = min(until, orphaned.begun)
+    if any(lock.job == orphaned.job and lock.begin < end and lock.end > last for lock in story.record.row_locks):
+        return True
+    # A parent has its own row locked while it spawns. If its loop is blocked then, its lease can't be renewed.
+    if orphaned.kind.endswith(PARENT) and story.health.was_blocked(orphaned.before.owner, last, orphaned.committed):
+        return True
+    return story.health.connected(orphaned.before.owner, last, end) < story.record.lease / 2
 
 
 def cron(story: Story) -> Found:
@@ -382,7 +580,7 @@ def _faults_of_fire(fire: Fire, expected: datetime | None) -> Iterator[str]:
 
 
 def leader(story: Story) -> Found:
-    """Whoever acted as the leader held the lock while it did, and no two took turns."""
+    """Whoever acted as the leader did so in its term, and no two took turns."""
     acts = [write for write in story.history if write.app == LEADER]
     for write in story.history:
         promoted = write.op == "UPDATE" and (write.before.state, write.after.state) == ("scheduled", "queued")
@@ -390,7 +588,7 @@ def leader(story: Story) -> Found:
             yield f"job {write.job} was promoted by {write.app}", (write,)
     for write in acts:
         if not write.leads:
-            yield f"{write.writer or write.session} acted as the leader without the lock", (write,)
+            yield f"{write.writer or write.session} acted as the leader out of its term", (write,)
             break
     terms = [(session, list(writes)) for session, writes in groupby(acts, key=lambda write: write.session)]
     seen: set[object] = set()
@@ -399,6 +597,42 @@ def leader(story: Story) -> Found:
         if session in seen:
             yield "two leaders acted in turns", (*before[-3:], *term[:3])
             break
+
+
+def leaderless(story: Story) -> Found:
+    """What only a leader does is done in time while a worker is healthy, whatever became of the leader.
+
+    One that is out of order is replaced in bounded time. Schedules fire, scheduled jobs are queued, and the leases of a
+    worker are cleared when it is gone and they ran out.
+    """
+    limit = LEADERLESS_AFTER * story.record.lease
+    for what, due, done, rows in _errands(story):
+        late = story.health.led(due, done)
+        if late > limit:
+            yield f"{what} was {late.total_seconds():.1f} s late at {done:%T.%f}, and a worker was healthy", rows
+
+
+def _errands(story: Story) -> Iterator[tuple[str, datetime, datetime, tuple[Write, ...]]]:
+    """What a leader did or was to do: what, when it was due, and when it was done."""
+    over = max((write.committed for write in story.history), default=END)
+    for fire in story.record.fires:
+        if fire.was is not None and fire.due is not None:
+            yield f"schedule {fire.name}", fire.was, fire.begun, ()
+    ends = {life.owner: life.end for life in story.record.lives if life.end is not None}
+    for job, writes in story.of_job.items():
+        locks = [lock for lock in story.record.row_locks if lock.job == job]
+        for write, following in pairwise([*writes, None]):
+            if write is None or write.new is None or write.op == "END":
+                continue
+            done = following.committed if following else over
+            if any(lock.begin < done and lock.end > write.committed for lock in locks):
+                continue
+            live = write.after
+            if live.state == "scheduled" and live.run_at is not None:
+                yield f"job {job}, scheduled,", live.run_at, done, tuple(writes)
+            elif live.token and live.until is not None and live.owner in ends:
+                gone = max(live.until, ends[live.owner])
+                yield f"job {job}, of {live.owner}, which was gone,", gone, done, tuple(writes)
 
 
 def drain(story: Story) -> Found:
@@ -427,8 +661,13 @@ RULES: dict[str, Callable[[Story], Found]] = {
     "attempts": attempts,
     "adoption": adoption,
     "slots": slots,
+    "closed lanes": closed_lanes,
+    "starvation": starvation,
+    "never started": never_started,
+    "duplicate runs": duplicate_runs,
     "cron": cron,
     "leader": leader,
+    "leaderless": leaderless,
     "drain": drain,
     "leaks": leaks,
 }
@@ -445,3 +684,17 @@ def met_full_disk(record: Record) -> int:
 
 def lost_leases(record: Record) -> int:
     return sum(write.orphans for write in unfold(record))
+
+
+def longest_wait(record: Record) -> float:
+    """For how many seconds a lane had work and a free slot, and a worker was healthy, until it claimed."""
+    story = Story(record)
+    waits = (story.health.ready(lane, begin, end) for lane in story.lanes for begin, end, _ in _idle(story, lane))
+    return max(waits, default=timedelta()).total_seconds()
+
+
+def latest_errand(record: Record) -> float:
+    """How many seconds too late, while a worker was healthy, something was done that only a leader does."""
+    story = Story(record)
+    late = (story.health.led(due, done) for _, due, done, _ in _errands(story))
+    return max(late, default=timedelta()).total_seconds()

@@ -1,21 +1,27 @@
-"""The client of a run: enqueues in every way there is, and keeps its own ledger of what was acknowledged.
+"""The clients of a run: each enqueues in every way there is, and keeps its own ledger of what was acknowledged.
 
 What it does follows from the seed. When a connection breaks on the way it can't know whether the job exists, says so in
-the ledger, and goes on.
+the ledger, and goes on. One is a thread of the run; another, `python -m tests.chaos.client`, is a process that may be
+frozen at any moment, so its ledger is a file that says beforehand what it is about to do.
 """
 
+import json
 import random
+import signal
+import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import psycopg
 
 from kappa.engine import Client, IllegalTransition, JobState
-from kappa.pg import PgError
-from tests.chaos import artifacts
+from kappa.pg import Bounds, PgError
+from tests.chaos import artifacts, handlers
 from tests.chaos.handlers import QUICK, Plan
 from tests.chaos.record import Entry, Fate
 
@@ -28,6 +34,7 @@ KINDS = {
     "process_once": 1,
     "loop_parent": 3,
     "thread_parent": 1,
+    "family_parent": 1,
     artifacts.KIND: 6,
 }
 ENDS = {"ok": 86, "raise": 5, "retry": 4, "snooze": 4, "fail": 1}
@@ -38,30 +45,65 @@ OTHERS = 3
 """In some bursts so many jobs have effects, or last. A lane that sees one last claims no batch for a while."""
 CANCELLED = 6
 PAUSE = 0.02
+PROCESS_BACKLOG = 300
+PROCESS_PAUSE = 0.1
 LOOK_AGAIN = 0.2
 
 
 class Ledger:
-    """What the client knows."""
+    """What the client knows, in memory and, if there is one, in a file."""
 
-    def __init__(self) -> None:
-        self.entries: list[Entry] = []
+    def __init__(self, name: str = "", path: Path | None = None) -> None:
+        self._entries: dict[str, Entry] = {}
+        self._name = name
+        self._path = path
+
+    @property
+    def entries(self) -> list[Entry]:
+        return list(self._entries.values())
+
+    def add(self, entry: Entry) -> None:
+        """Of another's ledger."""
+        self._entries[entry.key] = entry
+
+    def begin(self, plans: list[Plan], *, ordered: bool = False) -> None:
+        """Before it is known what comes of it."""
+        self.write(plans, Fate.UNKNOWN, ordered=ordered)
 
     def write(self, plans: list[Plan], fate: Fate, job: int | None = None, *, ordered: bool = False) -> None:
-        batch = len(self.entries) if len(plans) > 1 else None
-        self.entries += [Entry(plan.key, fate, job, batch, ordered) for plan in plans]
+        batch = f"{self._name} {plans[0].key}" if len(plans) > 1 else None
+        entries = [Entry(plan.key, fate, job, batch, ordered) for plan in plans]
+        if self._path is not None:
+            with self._path.open("a") as file:
+                file.write("".join(f"{json.dumps(asdict(entry))}\n" for entry in entries))
+        self._entries |= {entry.key: entry for entry in entries}
+
+
+def read_ledger(path: Path) -> list[Entry]:
+    """What a process wrote; the last word on each key counts. The last line may be half."""
+    entries: dict[str, Entry] = {}
+    for line in path.read_text().splitlines() if path.exists() else ():
+        with suppress(json.JSONDecodeError):
+            facts = json.loads(line)
+            entries[facts["key"]] = Entry(**{**facts, "fate": Fate(facts["fate"])})
+    return list(entries.values())
 
 
 class Enqueuer(threading.Thread):
     """Enqueues as long as fewer than `backlog` jobs live, as far as it can see."""
 
-    def __init__(self, client: Client, url: str, seed: int, backlog: int) -> None:
+    def __init__(
+        self, client: Client, url: str, seed: int, backlog: int, *, name: str = "j", ledger: Ledger | None = None,
+        pause: float = 0.0,
+    ) -> None:  # fmt: skip
         super().__init__(name="chaos-client", daemon=True)
-        self.ledger = Ledger()
+        self.ledger = ledger or Ledger(name)
         self.error: BaseException | None = None
+        self._name = name
+        self._pause = pause
         self._client = client
         self._url = url
-        self._random = random.Random(f"client {seed}")
+        self._random = random.Random(f"client {seed}" if name == "j" else f"client {name} {seed}")
         self._backlog = backlog
         self._room = 0
         self._acknowledged = 0
@@ -89,6 +131,8 @@ class Enqueuer(threading.Thread):
                     self._look()
                     continue
                 self._pick(ways)()
+                if self._pause:
+                    self._ending.wait(self._pause)
         except BaseException as error:
             self.error = error
 
@@ -110,7 +154,9 @@ class Enqueuer(threading.Thread):
         ends = [self._pick(ENDS) for _ in range(3)]
         seconds = self._random.choice([0, 0, 0, 0, 0.02, 0.2] if kind != "loop_parent" else [0.01])
         children = self._random.randint(1, 3) if "parent" in kind else 0
-        plan = Plan(key=f"j{self._made}", effects=self._pick(EFFECTS), ends=ends, seconds=seconds, children=children)
+        plan = Plan(
+            key=f"{self._name}{self._made}", effects=self._pick(EFFECTS), ends=ends, seconds=seconds, children=children
+        )
         if kind == artifacts.KIND:
             _only_a_file(plan)
         return kind, plan
@@ -118,6 +164,7 @@ class Enqueuer(threading.Thread):
     def _enter(self, plans: list[Plan], send: Callable[[], Any], *, ordered: bool = False) -> None:
         """Send, and write down what came of it."""
         self._room -= len(plans)
+        self.ledger.begin(plans, ordered=ordered)
         try:
             made = send()
         except (psycopg.Error, PgError) as error:
@@ -145,7 +192,7 @@ class Enqueuer(threading.Thread):
 
     def _deduplicated(self) -> None:
         kind, plan = self._plan()
-        key = f"d{self._random.randint(1, 20)}"
+        key = f"{self._name} d{self._random.randint(1, 20)}"
         self._enter([plan], lambda: self._client.enqueue(kind, plan, dedup_key=key))
 
     def _many(self) -> None:
@@ -164,7 +211,7 @@ class Enqueuer(threading.Thread):
         for _ in range(self._random.randint(*BURST)):
             self._made += 1
             ends = [self._pick(QUICK_ENDS) for _ in range(3)]
-            plans.append(Plan(key=f"j{self._made}", ends=ends, seconds=self._random.choice([0, 0, 0.002])))
+            plans.append(Plan(key=f"{self._name}{self._made}", ends=ends, seconds=self._random.choice([0, 0, 0.002])))
         effects, seconds = self._pick({("none", 0): 12, ("inside", 0): 5, ("both", 0): 1, ("none", 0.06): 2})
         for plan in self._random.sample(plans, OTHERS):
             plan.effects, plan.seconds = effects, seconds
@@ -196,15 +243,30 @@ class Enqueuer(threading.Thread):
 
     def _undone(self) -> None:
         kind, plan = self._plan()
-        try:
-            with psycopg.connect(self._url, connect_timeout=5) as connection:
-                self._client.enqueue(kind, plan, connection=connection)
-                connection.rollback()
-        except psycopg.OperationalError:
-            pass
         self.ledger.write([plan], Fate.UNDONE)
+        with suppress(psycopg.OperationalError), psycopg.connect(self._url, connect_timeout=5) as connection:
+            self._client.enqueue(kind, plan, connection=connection)
+            connection.rollback()
 
 
 def _only_a_file(plan: Plan) -> None:
     """Nothing but the disk, or the loss of a worker, keeps an artifact's job from its end."""
     plan.effects, plan.ends = "none", []
+
+
+def main(url: str, ledger: str, name: str, seed: str, lease: str) -> int:
+    """A client in a process of its own, until SIGTERM."""
+    ending = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: ending.set())
+    with handlers.declare(url, float(lease)).client(bounds=Bounds(0, 2, wait=5.0)) as client:
+        kept = Ledger(name, Path(ledger))
+        enqueuer = Enqueuer(client, url, int(seed), PROCESS_BACKLOG, name=name, ledger=kept, pause=PROCESS_PAUSE)
+        enqueuer.start()
+        while enqueuer.is_alive() and not ending.wait(LOOK_AGAIN):
+            pass
+        enqueuer.stop()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

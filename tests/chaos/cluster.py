@@ -11,8 +11,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Self
 
@@ -23,11 +25,13 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from kappa.engine import Client, Engine
 from kappa.pg import Bounds
 from kappa.pg.embedded import EmbeddedServer
-from tests.chaos import artifacts, handlers, history
+from tests.chaos import artifacts, handlers, history, journal
 from tests.chaos.artifacts import Disk
+from tests.chaos.client import read_ledger
+from tests.chaos.health import END
 from tests.chaos.proxy import LOOPBACK, Proxy
-from tests.chaos.record import CLIENT
-from tests.chaos.worker import CLOCK
+from tests.chaos.record import CLIENT, SERVER, Entry, Outage, Record, RowLock, WorkerLife
+from tests.chaos.worker import CLOCK, FOLLOW, LANES
 from tests.ground import eventually, memory
 
 ROOT = Path(__file__).parents[2]
@@ -36,13 +40,24 @@ FAKETIME = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1")
 # Killed servers are under test, power cuts are not: without fsync nothing that a kill can't lose is lost.
 SETTINGS = {
     "fsync": "off",
-    "max_connections": "150",
+    "max_connections": "300",
     "track_commit_timestamp": "on",
     "autovacuum_naptime": "5s",
 }
 
 END_WITHIN = 45.0
+FROZEN_AT_ONCE = 8
+RECOVERY = timedelta(seconds=1.5)
+"""For connections that broke to be made anew: a pool tries at once, and again after 1, 2, 4 s, and so on. So after an
+outage it takes as long again at most, and this."""
+LONGEST_RETRY = timedelta(seconds=4)
+BEHIND_POOLER = timedelta(seconds=1.5)
+"""More, for workers behind a pooler that has to come back first."""
 IN_CLUSTER = "KAPPA_CHAOS_CLUSTER"
+WORKER, POOLED = "worker", "pooled"
+"""How the names of workers begin: with connections of their own, and behind the pooler."""
+BOUNCER = "bouncer"
+"""The door of the pooler."""
 
 
 @dataclass
@@ -53,16 +68,57 @@ class WorkerProcess:
     process: subprocess.Popen[str]
     output: Path
     cluster: str
+    journal: Path
+    leads: bool = True
+    """Whether it may."""
+    lanes: tuple[str, ...] | None = None
+    """Those that it serves; None if all."""
     stopped: bool = False
+    ended: datetime | None = None
+    """When it was killed or told to end."""
+    outages: list[tuple[str, datetime, datetime | None]] = field(default_factory=list)
+    """What kept it from working, and from when to when, if that is over."""
 
     @property
     def alive(self) -> bool:
         return self.process.poll() is None
 
     def signal(self, number: signal.Signals) -> None:
-        if self.alive:
-            self.process.send_signal(number)
-            self.stopped = number == signal.SIGSTOP or (self.stopped and number != signal.SIGCONT)
+        if not self.alive:
+            return
+        if number == signal.SIGSTOP:
+            self.is_out("stopped")
+        elif number in (signal.SIGKILL, signal.SIGTERM):
+            self.ended = self.ended or datetime.now(UTC)
+        self.process.send_signal(number)
+        if number == signal.SIGCONT:
+            self.recovers("stopped")
+        self.stopped = number == signal.SIGSTOP or (self.stopped and number != signal.SIGCONT)
+
+    def freeze(self) -> None:
+        """As SIGSTOP; it does nothing more when this returns."""
+        self.signal(signal.SIGSTOP)
+        with suppress(psutil.Error):
+            process = psutil.Process(self.process.pid)
+            eventually(lambda: process.status() in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE), what="it is stopped")
+
+    def is_out(self, what: str) -> None:
+        """It can't work from now on."""
+        self.outages.append((what, datetime.now(UTC), None))
+
+    def recovers(self, *what: str) -> None:
+        """That is over, and a moment later it can work again."""
+        until = datetime.now(UTC) + RECOVERY + (BEHIND_POOLER if self.is_pooled else timedelta())
+        self.outages = [(why, begin, end or until if why in what else end) for why, begin, end in self.outages]
+
+    @property
+    def is_pooled(self) -> bool:
+        return self.name.startswith(POOLED)
+
+    @property
+    def owner(self) -> str | None:
+        """What it calls itself, if it has said so."""
+        return self.output.read_text().partition("ready ")[2].partition("\n")[0].strip() or None
 
     def where(self) -> str:
         """What each of its tasks and threads does now, in its own words."""
@@ -87,6 +143,20 @@ class WorkerProcess:
         return found
 
 
+@dataclass
+class ClientProcess:
+    """A client beside the run's own, which may be frozen for good."""
+
+    name: str
+    process: subprocess.Popen[bytes]
+    ledger: Path
+    frozen: bool = False
+
+    def freeze(self) -> None:
+        self.process.send_signal(signal.SIGSTOP)
+        self.frozen = True
+
+
 class Cluster:
     """The server, the ways to it, and the workers. Use as a context manager."""
 
@@ -98,6 +168,8 @@ class Cluster:
         self.slots = slots or handlers.SLOTS
         self.env = env or {}
         self.workers: dict[str, WorkerProcess] = {}
+        self.frozen: list[WorkerProcess] = []
+        """Stopped for good. Others have taken their places."""
         self.past: list[WorkerProcess] = []
         self._every: list[WorkerProcess] = []
         self.leaks: list[str] = []
@@ -106,6 +178,9 @@ class Cluster:
         self.server = EmbeddedServer(self.home / "server", settings=SETTINGS, say=lambda line: None)
         self._bouncer: subprocess.Popen[bytes] | None = None
         self._started = 0
+        self._clients: list[ClientProcess] = []
+        self._outages: list[Outage] = []
+        self._row_locks: list[RowLock] = []
 
     def __enter__(self) -> Self:
         try:
@@ -138,8 +213,9 @@ class Cluster:
     def connect(self) -> psycopg.Connection[Any]:
         return psycopg.connect(self.url, autocommit=True, application_name="chaos harness")
 
-    def client(self) -> Client:
-        url = make_conninfo(self.through("client"), options=f"-c chaos.owner={CLIENT}")
+    def client(self, door: str | None = CLIENT) -> Client:
+        """Through a door of the proxy, or straight to the server."""
+        url = make_conninfo(self.through(door) if door else self.url, options=f"-c chaos.owner={CLIENT}")
         engine = handlers.declare(url, self.lease, self.slots)
         return engine.client(bounds=Bounds(0, 2, wait=5.0))
 
@@ -151,40 +227,176 @@ class Cluster:
 
     def restart_server(self) -> None:
         """As an operator does: sessions are ended, what is committed is kept."""
-        self.server.stop(force=True)
-        self.start_server()
+        with self._server_outage("server restart"):
+            self.server.stop(force=True)
+            self.start_server()
 
     def kill_server(self) -> None:
         """Every process of the server at once, as a kernel short of memory does it."""
-        pid = self.server.status().pid
-        assert pid is not None
-        postmaster = psutil.Process(pid)
-        doomed = [postmaster, *postmaster.children(recursive=True)]
+        with self._server_outage("server kill"):
+            self._kill_server()
+            self.start_server()
+
+    def _kill_server(self) -> None:
+        doomed = self._server_processes()
         for process in doomed:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
         psutil.wait_procs(doomed, timeout=END_WITHIN)
-        self.start_server()
+
+    def _server_processes(self) -> list[psutil.Process]:
+        pid = self.server.status().pid
+        assert pid is not None
+        postmaster = psutil.Process(pid)
+        return [postmaster, *postmaster.children(recursive=True)]
+
+    def freeze_server(self, seconds: float, *, kill: bool) -> None:
+        """Every process of the server stands still. Nobody can serve in its place, so then it goes on, or is killed and
+        started anew."""
+        with self._server_outage("server freeze"):
+            frozen = self._server_processes()
+            for process in frozen:
+                with suppress(psutil.NoSuchProcess):
+                    process.suspend()
+            time.sleep(seconds)
+            if kill:
+                self._kill_server()
+                self.start_server()
+            else:
+                for process in frozen:
+                    with suppress(psutil.NoSuchProcess):
+                        process.resume()
+                eventually(self._answers, what="the server goes on")
+
+    def freeze_backend(self, seconds: float, pick: float) -> None:
+        """One of the workers' sessions stands still, with whatever it has locked, and then ends."""
+        with self.connect() as connection:
+            pids = [row[0] for row in connection.execute(BACKENDS)]
+        if not pids:
+            return
+        with self._server_outage("backend freeze"), suppress(ProcessLookupError):
+            pid = pids[int(pick * len(pids))]
+            os.kill(pid, signal.SIGSTOP)
+            time.sleep(seconds)
+            # Ended, not killed: a killed session takes all the others with it.
+            os.kill(pid, signal.SIGTERM)
+            os.kill(pid, signal.SIGCONT)
+
+    @contextmanager
+    def _server_outage(self, what: str) -> Generator[None]:
+        begin = datetime.now(UTC)
+        try:
+            yield
+        finally:
+            now = datetime.now(UTC)
+            as_long = min(now - begin, LONGEST_RETRY)
+            self._outages.append(Outage(SERVER, begin, now + as_long + RECOVERY + BEHIND_POOLER, what))
+
+    def _behind(self, name: str) -> list[WorkerProcess]:
+        """The workers that a door leads to the server."""
+        pooled = name == BOUNCER
+        return [worker for worker in self.workers.values() if worker.name == name or (pooled and worker.is_pooled)]
+
+    def cut(self, name: str) -> None:
+        for worker in self._behind(name):
+            worker.is_out("cut")
+        self.proxy.cut(name)
+        for worker in self._behind(name):
+            worker.recovers("cut")
+
+    def swallow(self, name: str) -> None:
+        """Until the door is healed."""
+        for worker in self._behind(name):
+            worker.is_out("black hole")
+        self.proxy.swallow(name)
+
+    def slow_down(self, name: str, delay: float) -> None:
+        """Until the door is healed."""
+        for worker in self._behind(name):
+            worker.is_out("slow")
+        self.proxy.delay(name, delay)
+
+    def heal(self, name: str) -> None:
+        self.proxy.heal(name)
+        for worker in self._behind(name):
+            worker.recovers("black hole", "slow")
+
+    def leave_frozen(self, worker: WorkerProcess) -> str:
+        """A frozen worker is never continued. The name of the one that takes its place, through a door of its own.
+
+        Each keeps its memory and its connections, so when there are many the first of them is killed.
+        """
+        self.workers.pop(worker.name)
+        self.frozen.append(worker)
+        if len(self.frozen) > FROZEN_AT_ONCE:
+            first = self.frozen.pop(0)
+            first.signal(signal.SIGKILL)
+            self.retire(first)
+        sort = POOLED if worker.is_pooled else WORKER
+        name = f"{sort}{1 + sum(other.startswith(sort) for other in self.proxy.doors)}"
+        self.start_worker(name)
+        return name
+
+    def end_frozen(self) -> None:
+        for worker in self.frozen:
+            worker.signal(signal.SIGKILL)
+            self.retire(worker)
+        self.frozen.clear()
+
+    def tell(self, record: Record) -> None:
+        """Add to a record what is known of the workers from outside, and what their journals say."""
+        record.lease = timedelta(seconds=self.lease)
+        record.leaks = self.leaks
+        record.outages += self._outages
+        record.row_locks += self._row_locks
+        for worker in self._every:
+            owner = worker.owner
+            if owner is None:
+                continue
+            kept = journal.read(worker.journal, owner)
+            if kept.working is not None:
+                record.lives.append(WorkerLife(owner, kept.working, worker.ended, worker.leads, worker.lanes))
+            record.runs += kept.runs
+            record.blocks += kept.blocks
+            record.outages += kept.stalls
+            record.outages += [Outage(owner, begin, end or END, what) for what, begin, end in worker.outages]
 
     def kill_backend(self, pick: float) -> None:
         """One of the workers' sessions: the server ends all the others and recovers."""
         with self.connect() as connection:
             pids = [row[0] for row in connection.execute(BACKENDS)]
-        if pids:
-            with suppress(ProcessLookupError):
-                os.kill(pids[int(pick * len(pids))], signal.SIGKILL)
-        eventually(self._answers, what="the server recovers")
+        with self._server_outage("backend kill"):
+            if pids:
+                with suppress(ProcessLookupError):
+                    os.kill(pids[int(pick * len(pids))], signal.SIGKILL)
+            eventually(self._answers, what="the server recovers")
 
     def _answers(self) -> bool:
         with suppress(psycopg.OperationalError), self.connect() as connection:
             return bool(connection.execute("SELECT true").fetchone())
         return False
 
+    @contextmanager
+    def row_locked(self, job: int) -> Generator[psycopg.Connection[Any]]:
+        """For the length of the block a client has the job's row locked, in a transaction that it is given."""
+        url = make_conninfo(self.url, options=f"-c chaos.owner={CLIENT}", application_name="chaos row lock")
+        with psycopg.connect(url) as connection:
+            connection.execute("SET lock_timeout = '1s'")
+            if not connection.execute(LOCK_ROW, [job]).fetchone():
+                raise LookupError(f"job {job} is gone, or another client has it locked")
+            begin = datetime.now(UTC)
+            try:
+                yield connection
+            finally:
+                with suppress(psycopg.OperationalError):  # a server that went away has let go
+                    connection.rollback()
+                self._row_locks.append(RowLock(job, begin, datetime.now(UTC) + RECOVERY))
+
     def start_bouncer(self) -> None:
         """PgBouncer in transaction mode, for the workers whose names begin with `pooled`."""
         program = shutil.which("pgbouncer", path=os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin"]))
         assert program is not None
-        address = conninfo_to_dict(self.through("bouncer"))
+        address = conninfo_to_dict(self.through(BOUNCER))
         with socket.socket() as probe:
             probe.bind((LOOPBACK, 0))
             self._bouncer_port = probe.getsockname()[1]
@@ -195,7 +407,7 @@ class Cluster:
         config.write_text(
             f"[databases]\n* = host={LOOPBACK} port={address['port']}\n[pgbouncer]\nlisten_addr = {LOOPBACK}\n"
             f"listen_port = {self._bouncer_port}\nunix_socket_dir =\nauth_type = scram-sha-256\n"
-            f"auth_file = {directory / 'users.txt'}\npool_mode = transaction\ndefault_pool_size = 8\n"
+            f"auth_file = {directory / 'users.txt'}\npool_mode = transaction\ndefault_pool_size = 20\n"
             "server_login_retry = 1\nserver_connect_timeout = 5\nquery_wait_timeout = 10\n"
         )
         user = None
@@ -209,26 +421,59 @@ class Cluster:
     def start_worker(self, name: str, **extra: str) -> WorkerProcess:
         self._started += 1
         direct = self.through(name)
-        url = make_conninfo(self.url, port=self._bouncer_port) if name.startswith("pooled") else direct
+        url = make_conninfo(self.url, port=self._bouncer_port) if name.startswith(POOLED) else direct
         clock = self.home / f"{name}.clock"
         clock.exists() or clock.write_text("+0")
         env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]), **self.env}
         env |= clock_environment(clock) | {artifacts.DIRECTORY: str(self.disk.artifacts)} | extra
-        env[IN_CLUSTER] = str(self.home)
         output = self.home / f"{self._started}-{name}.log"
+        own_journal = output.with_suffix(".journal")
+        env |= {IN_CLUSTER: str(self.home), journal.PATH: str(own_journal)}
         with output.open("w") as file:
             process = subprocess.Popen(
                 [sys.executable, "-m", "tests.chaos.worker", url, direct, str(self.lease)],
                 env=env, cwd=ROOT, stdout=file, stderr=subprocess.STDOUT, text=True, start_new_session=True,
             )  # fmt: skip
-        worker = self.workers[name] = WorkerProcess(name, process, output, str(self.home))
+        lanes = tuple(extra[LANES].split(",")) if LANES in extra else None
+        worker = self.workers[name] = WorkerProcess(
+            name, process, output, str(self.home), own_journal, FOLLOW not in extra, lanes
+        )
         self._every.append(worker)
         return worker
 
     def owner(self, name: str) -> str:
         """What a worker calls itself, once it has said so."""
-        said = eventually(lambda: self.workers[name].output.read_text().partition("ready ")[2].partition("\n")[0])
-        return said.strip()
+        return eventually(lambda: self.workers[name].owner, what=f"{name} is ready") or ""
+
+    def start_client(self, seed: int) -> ClientProcess:
+        """A client in a process of its own, through a door of its own, until it is frozen and the next one comes."""
+        name = f"{CLIENT}{2 + len(self._clients)}"
+        url = make_conninfo(self.through(name), options=f"-c chaos.owner={CLIENT}")
+        ledger = self.home / f"{name}.ledger"
+        env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+        with (self.home / f"{name}.log").open("w") as file:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "tests.chaos.client", url, str(ledger), name, str(seed), str(self.lease)],
+                env=env | {IN_CLUSTER: str(self.home)}, cwd=ROOT, stdout=file, stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )  # fmt: skip
+        client = ClientProcess(name, process, ledger)
+        self._clients.append(client)
+        return client
+
+    def end_clients(self) -> list[Entry]:
+        """The frozen ones are killed, the other one is told to end. What their ledgers say."""
+        entries: list[Entry] = []
+        for client in self._clients:
+            client.process.send_signal(signal.SIGKILL if client.frozen else signal.SIGTERM)
+        for client in self._clients:
+            code = client.process.wait(END_WITHIN)
+            if code != (-signal.SIGKILL if client.frozen else 0):
+                said = (self.home / f"{client.name}.log").read_text().splitlines()[-20:]
+                self.leaks.append(f"{client.name} ended with {code}: " + "\n".join(said))
+            entries += read_ledger(client.ledger)
+        self._clients.clear()
+        return entries
 
     def shift_clock(self, name: str, seconds: int) -> None:
         """From now on that worker's clock is so far off. Clocks that only run forward are not touched."""
@@ -259,6 +504,7 @@ class Cluster:
 
     def retire(self, worker: WorkerProcess, *, within: float = END_WITHIN) -> None:
         """See a worker end, one way or the other, and that nothing of it goes on."""
+        worker.ended = worker.ended or datetime.now(UTC)
         try:
             code = worker.process.wait(within)
         except subprocess.TimeoutExpired:
@@ -283,6 +529,7 @@ class Cluster:
 
     def shut_down(self) -> None:
         """Drain every worker, and see what is left of them."""
+        self.end_frozen()
         for worker in self.workers.values():
             worker.signal(signal.SIGCONT)
             worker.signal(signal.SIGTERM)
@@ -307,6 +554,9 @@ class Cluster:
 
     def close(self) -> None:
         try:
+            for client in self._clients:
+                client.process.kill()
+                client.process.wait()
             for worker in self._every:
                 self._end(worker)
             if self._bouncer is not None:
@@ -337,8 +587,8 @@ def clock_environment(clock: Path) -> dict[str, str]:
 
 BACKENDS = "SELECT pid FROM pg_stat_activity WHERE application_name LIKE 'kappa%' ORDER BY pid"
 CONNECTIONS = "SELECT application_name, state, query FROM pg_stat_activity WHERE application_name LIKE 'kappa%'"
+LOCK_ROW = "SELECT true FROM kappa.jobs WHERE id = %s FOR UPDATE SKIP LOCKED"
 HOLDING = "SELECT split_part(owner, ':', 2) FROM kappa.batch_leases ORDER BY token DESC LIMIT 1"
 LEADING = """
-    SELECT client_port FROM pg_stat_activity JOIN pg_locks USING (pid)
-     WHERE locktype = 'advisory' AND classid = 1262568289 AND objid = 0 AND objsubid = 2 AND granted
+    SELECT client_port FROM pg_stat_activity JOIN kappa.leadership USING (pid, backend_start)
 """

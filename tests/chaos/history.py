@@ -8,13 +8,30 @@ import psycopg
 from kappa.pg import queries
 from tests.chaos import artifacts
 from tests.chaos.artifacts import Disk
-from tests.chaos.record import BatchWrite, Effect, Ended, Fire, LaneEdit, Left, LeftBatch, Live, Record, Write
+from tests.chaos.record import (
+    BatchWrite,
+    Effect,
+    Ended,
+    Fire,
+    LaneEdit,
+    LaneHold,
+    LaneSwitch,
+    Left,
+    LeftBatch,
+    Live,
+    Record,
+    Term,
+    Write,
+)
 
 sql = queries.beside(__file__)
 INSTALL = sql["install"]
 READ_HISTORY = sql["read_history"]
 READ_BATCHES = sql["read_batches"]
 READ_LANES = sql["read_lanes"]
+READ_SWITCHES = sql["read_switches"]
+READ_HOLDS = sql["read_holds"]
+READ_TERMS = sql["read_terms"]
 READ_SCHEDULES = sql["read_schedules"]
 READ_EFFECTS = sql["read_effects"]
 READ_ORDERS = sql["read_orders"]
@@ -35,6 +52,9 @@ def read(connection: Connection, disk: Disk) -> Record:
         history=[_write(row) for row in connection.execute(READ_HISTORY.sql)],
         batches=[_batch(row) for row in connection.execute(READ_BATCHES.sql)],
         lanes=[LaneEdit(*row) for row in connection.execute(READ_LANES.sql)],
+        switches=[LaneSwitch(*row) for row in connection.execute(READ_SWITCHES.sql)],
+        holds=[LaneHold(*row) for row in connection.execute(READ_HOLDS.sql)],
+        terms=[Term(*row) for row in connection.execute(READ_TERMS.sql)],
         fires=[Fire(*row) for row in connection.execute(READ_SCHEDULES.sql)],
         effects=[Effect(*row) for row in connection.execute(READ_EFFECTS.sql)],
         orders={row[0] for row in connection.execute(READ_ORDERS.sql)},
@@ -82,5 +102,9 @@ def _batch(row: tuple[Any, ...]) -> BatchWrite:
 def _live(row: dict[str, Any] | None) -> Live | None:
     if row is None:
         return None
-    until = row.pop("until", None)
-    return Live(**row, until=datetime.fromisoformat(until) if until else None)
+    until, run_at = row.pop("until", None), row.pop("run_at", None)
+    return Live(
+        **row,
+        until=datetime.fromisoformat(until) if until else None,
+        run_at=datetime.fromisoformat(run_at) if run_at else None,
+    )

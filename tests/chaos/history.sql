@@ -49,6 +49,27 @@ CREATE TABLE chaos_lanes (
     enabled   boolean     NOT NULL
 );
 
+CREATE TABLE chaos_switches (
+    seq     bigserial PRIMARY KEY,
+    xid     xid8      NOT NULL DEFAULT pg_current_xact_id(),
+    app     text      NOT NULL DEFAULT current_setting('application_name'),
+    lane    text      NOT NULL,
+    enabled boolean   NOT NULL
+);
+
+CREATE TABLE chaos_holds (
+    seq  bigserial PRIMARY KEY,
+    xid  xid8      NOT NULL DEFAULT pg_current_xact_id(),
+    lane text      NOT NULL,
+    held boolean   NOT NULL
+);
+
+CREATE TABLE chaos_terms (
+    seq   bigserial PRIMARY KEY,
+    xid   xid8      NOT NULL DEFAULT pg_current_xact_id(),
+    owner text      NOT NULL
+);
+
 CREATE TABLE chaos_schedules (
     seq     bigserial   PRIMARY KEY,
     begun   timestamptz NOT NULL DEFAULT now(),
@@ -72,16 +93,14 @@ CREATE TABLE chaos_orders (key text PRIMARY KEY);
 
 -- Read by the trigger only for what the leader writes, so its cost stays out of the ordinary ways.
 CREATE FUNCTION chaos_leads() RETURNS boolean LANGUAGE sql AS $$
-    SELECT EXISTS (
-        SELECT FROM pg_locks
-         WHERE locktype = 'advisory' AND classid = 1262568289 AND objid = 0 AND objsubid = 2
-           AND pid = pg_backend_pid() AND granted)
+    SELECT EXISTS (SELECT FROM kappa.leadership WHERE pid = pg_backend_pid())
 $$;
 
 CREATE FUNCTION chaos_live(j kappa.jobs) RETURNS jsonb LANGUAGE sql AS $$
     SELECT jsonb_build_object(
         'state', j.state, 'token', j.lease_token, 'owner', j.lease_owner, 'until', j.lease_until, 'attempt', j.attempt,
-        'max_attempts', j.max_attempts, 'started', j.attempt_started_at IS NOT NULL, 'waiting', j.waiting)
+        'max_attempts', j.max_attempts, 'started', j.attempt_started_at IS NOT NULL, 'waiting', j.waiting,
+        'run_at', j.run_at)
 $$;
 
 -- Orphans that whoever claims in this lane could have adopted: a stale owner may still have a lock on one.
@@ -140,6 +159,25 @@ BEGIN
     RETURN NULL;
 END $$;
 
+-- Also where the lane is off already: it is an operator's word.
+CREATE FUNCTION chaos_note_switch() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    INSERT INTO chaos_switches (lane, enabled) VALUES (NEW.name, NEW.enabled);
+    RETURN NULL;
+END $$;
+
+CREATE FUNCTION chaos_note_hold() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    INSERT INTO chaos_holds (lane, held) VALUES (NEW.name, NEW.held_by IS NOT NULL);
+    RETURN NULL;
+END $$;
+
+CREATE FUNCTION chaos_note_term() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    INSERT INTO chaos_terms (owner) VALUES (NEW.owner);
+    RETURN NULL;
+END $$;
+
 CREATE FUNCTION chaos_note_schedule() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     INSERT INTO chaos_schedules (name, was, last_at, next_at, job)
@@ -156,6 +194,12 @@ CREATE TRIGGER chaos_note_end AFTER INSERT OR UPDATE OR DELETE ON kappa.finished
     FOR EACH ROW EXECUTE FUNCTION chaos_note_end();
 CREATE TRIGGER chaos_note_lane AFTER INSERT OR UPDATE ON kappa.lanes
     FOR EACH ROW EXECUTE FUNCTION chaos_note_lane();
+CREATE TRIGGER chaos_note_switch AFTER UPDATE OF enabled ON kappa.lanes
+    FOR EACH ROW EXECUTE FUNCTION chaos_note_switch();
+CREATE TRIGGER chaos_note_hold AFTER UPDATE OF held_by ON kappa.lanes
+    FOR EACH ROW WHEN (OLD.held_by IS DISTINCT FROM NEW.held_by) EXECUTE FUNCTION chaos_note_hold();
+CREATE TRIGGER chaos_note_term AFTER UPDATE ON kappa.leadership
+    FOR EACH ROW WHEN (OLD.term <> NEW.term) EXECUTE FUNCTION chaos_note_term();
 CREATE TRIGGER chaos_note_schedule AFTER UPDATE ON kappa.schedules
     FOR EACH ROW WHEN ((OLD.next_at, OLD.last_at) IS DISTINCT FROM (NEW.next_at, NEW.last_at)) EXECUTE FUNCTION chaos_note_schedule();
 INSERT INTO chaos_lanes (name, max_slots, enabled) SELECT name, max_slots, enabled FROM kappa.lanes;
@@ -172,6 +216,16 @@ SELECT seq, at, begun, pg_xact_commit_timestamp(xid::xid), xid::text::bigint, op
 
 -- name: read_lanes
 SELECT pg_xact_commit_timestamp(xid::xid), name, max_slots, enabled FROM chaos_lanes ORDER BY seq;
+
+-- name: read_switches
+-- An operator's: whatever else writes it should not.
+SELECT pg_xact_commit_timestamp(xid::xid), lane, enabled FROM chaos_switches WHERE app = 'chaos harness' ORDER BY seq;
+
+-- name: read_holds
+SELECT pg_xact_commit_timestamp(xid::xid), lane, held FROM chaos_holds ORDER BY seq;
+
+-- name: read_terms
+SELECT pg_xact_commit_timestamp(xid::xid), owner FROM chaos_terms ORDER BY seq;
 
 -- name: read_schedules
 SELECT s.begun, s.name, s.was, s.last_at, s.next_at, s.job, k.cron

@@ -4,7 +4,7 @@ The checker reads nothing else, so a history made by hand is judged like one of 
 """
 
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -12,6 +12,9 @@ from tests.chaos.artifacts import Artifact
 
 CLIENT = "client"
 """Whose writes those of the client are."""
+
+SERVER = "server"
+"""Whose outages are everybody's."""
 
 
 class Live(NamedTuple):
@@ -25,6 +28,7 @@ class Live(NamedTuple):
     max_attempts: int = 1
     started: bool = False
     waiting: bool = False
+    run_at: datetime | None = None
 
     @property
     def takes_slot(self) -> bool:
@@ -69,6 +73,11 @@ class Write:
         return (
             self.op == "UPDATE" and self.before.state == "running" and not self.before.token and bool(self.after.token)
         )
+
+    @property
+    def gives_lease(self) -> bool:
+        """By a claim, by an adoption, or by the claim of a batch."""
+        return self.op == "UPDATE" and bool(self.after.token) and self.before.token != self.after.token
 
     @property
     def orphans(self) -> bool:
@@ -143,6 +152,75 @@ class LaneEdit(NamedTuple):
     enabled: bool
 
 
+class LaneSwitch(NamedTuple):
+    """An operator's word that a lane is to be on or off, whatever else closes it."""
+
+    committed: datetime
+    lane: str
+    enabled: bool
+
+
+class LaneHold(NamedTuple):
+    """From now on a lane is held, or not any more, for a job beside which nothing else may run."""
+
+    committed: datetime
+    lane: str
+    held: bool
+
+
+class WorkerLife(NamedTuple):
+    """A worker's time from its first claim to the moment when it was killed or told to end; None if neither came."""
+
+    owner: str
+    begin: datetime
+    end: datetime | None = None
+    leads: bool = True
+    """Whether it may."""
+    lanes: tuple[str, ...] | None = None
+    """Those that it serves; None if all."""
+
+
+class Term(NamedTuple):
+    """From now on this worker leads, until the next term begins."""
+
+    committed: datetime
+    owner: str
+
+
+class Outage(NamedTuple):
+    """A span in which a worker, or with SERVER all of them, could not be expected to work, recovery included."""
+
+    who: str
+    begin: datetime
+    end: datetime
+    what: str = ""
+
+
+class Block(NamedTuple):
+    """A span in which a handler kept its worker's event loop from everything else."""
+
+    owner: str
+    begin: datetime
+    end: datetime
+
+
+class RowLock(NamedTuple):
+    """A span in which a client had a job's row locked."""
+
+    job: int
+    begin: datetime
+    end: datetime
+
+
+class HandlerRun(NamedTuple):
+    """A handler began, by its own word, which no database and no network can lose."""
+
+    job: int
+    attempt: int
+    owner: str
+    begin: datetime
+
+
 class Fire(NamedTuple):
     """One change of a schedule's row. `due` and `job` are those of a firing; None where it only moved on."""
 
@@ -215,7 +293,7 @@ class Entry:
     key: str
     fate: Fate
     job: int | None = None
-    batch: int | None = None
+    batch: str | None = None
     ordered: bool = False
     """Enqueued together with a row of `chaos_orders`, in one transaction."""
 
@@ -235,6 +313,16 @@ class Record:
     left: list[Left] = field(default_factory=list)
     left_batches: list[LeftBatch] = field(default_factory=list)
     artifacts: list[Artifact] = field(default_factory=list[Artifact])
+    switches: list[LaneSwitch] = field(default_factory=list[LaneSwitch])
+    holds: list[LaneHold] = field(default_factory=list[LaneHold])
+    lives: list[WorkerLife] = field(default_factory=list[WorkerLife])
+    terms: list[Term] = field(default_factory=list[Term])
+    outages: list[Outage] = field(default_factory=list[Outage])
+    blocks: list[Block] = field(default_factory=list[Block])
+    row_locks: list[RowLock] = field(default_factory=list[RowLock])
+    runs: list[HandlerRun] = field(default_factory=list[HandlerRun])
+    lease: timedelta = timedelta(seconds=2)
+    """How long a lease of any lane lasts."""
     leaks: list[str] = field(default_factory=list)
     time_to_drain: float = 0.0
     """Seconds from the last fault's end until nothing was left."""

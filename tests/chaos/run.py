@@ -3,17 +3,27 @@
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 import psycopg
 
 from kappa.engine import Schedule
 from tests.chaos import artifacts, batches, history
-from tests.chaos.checker import DRAIN_WITHIN, RULES, Violation, adoptions, check, lost_leases, met_full_disk
+from tests.chaos.checker import (
+    DRAIN_WITHIN,
+    RULES,
+    Violation,
+    adoptions,
+    check,
+    latest_errand,
+    longest_wait,
+    lost_leases,
+    met_full_disk,
+)
 from tests.chaos.client import Enqueuer
 from tests.chaos.cluster import Cluster
-from tests.chaos.faults import Faults, not_tested
+from tests.chaos.faults import WEIGHTS, Faults, not_tested
 from tests.chaos.handlers import Plan
 from tests.chaos.record import Record
 
@@ -49,6 +59,8 @@ class Report:
     artifacts: Counter[str]
     met_full_disk: int
     time_to_drain: float
+    longest_wait: float
+    latest_errand: float
     not_tested: str
     violations: list[Violation]
 
@@ -66,6 +78,7 @@ class Report:
             f"{self.faults.total()} faults ({sorts}), {self.adoptions} adoptions, {self.lost_leases} lost leases, "
             f"{self.batches}, "
             f"artifacts: {kept} (disk full met by {self.met_full_disk}), "
+            f"claims came after {self.longest_wait:.1f} s and the leader after {self.latest_errand:.1f} s at most, "
             f"{self.history} writes judged, drained in {self.time_to_drain:.1f} s, {self.seconds:.0f} s in all"
             + (f"; {self.not_tested}" if self.not_tested else "")
         )
@@ -78,13 +91,14 @@ def run(
     jobs: int = 10_000,
     faults: int = 200,
     say: Callable[[str], None] = print,
+    sorts: Collection[str] = WEIGHTS.keys(),
 ) -> Report:
-    """Make faults until the minutes are over, or until there were so many jobs and faults at least."""
+    """Make faults, of these sorts, until the minutes are over, or until there were so many jobs and faults at least."""
     began = time.monotonic()
     with Cluster() as cluster:
         start_workers(cluster)
         schedule(cluster)
-        making = Faults(cluster, seed, say)
+        making = Faults(cluster, seed, say, sorts)
 
         def go_on() -> bool:
             if minutes is not None:
@@ -109,7 +123,9 @@ def run(
         cluster.shut_down()
         with cluster.connect() as connection:
             record = history.read(connection, cluster.disk)
-        record.ledger, record.leaks, record.time_to_drain = enqueuer.ledger.entries, cluster.leaks, took
+        record.ledger = enqueuer.ledger.entries + making.ledger.entries
+        record.time_to_drain = took
+        cluster.tell(record)
         lacks = not_tested(cluster)
         return summarise(seed, record, making.done, lacks, check(record), time.monotonic() - began)
 
@@ -169,6 +185,8 @@ def summarise(
         artifacts=Counter(ended.state for ended in record.ended if ended.kind == artifacts.KIND),
         met_full_disk=met_full_disk(record),
         time_to_drain=record.time_to_drain,
+        longest_wait=longest_wait(record),
+        latest_errand=latest_errand(record),
         not_tested=not_tested,
         violations=violations,
     )

@@ -11,17 +11,26 @@ from tests.chaos.artifacts import KIND, Artifact, content
 from tests.chaos.checker import RULES, check
 from tests.chaos.record import (
     CLIENT,
+    SERVER,
     BatchWrite,
+    Block,
     Effect,
     Ended,
     Entry,
     Fate,
     Fire,
+    HandlerRun,
     LaneEdit,
+    LaneHold,
+    LaneSwitch,
     Left,
     LeftBatch,
     Live,
+    Outage,
     Record,
+    RowLock,
+    Term,
+    WorkerLife,
     Write,
 )
 
@@ -97,9 +106,26 @@ class Book:
         until = self.now + STEP + LEASE
         self.change(job, state="running", token=token, owner=owner, until=until, facts={"writer": owner})
 
-    def start(self, job: int) -> None:
+    def start(self, job: int, *, runs: bool = True) -> None:
         live = self.live[job]
         self.change(job, attempt=live.attempt + 1, started=True, facts={"writer": live.owner})
+        if runs:
+            self.run(job)
+
+    def run(self, job: int) -> None:
+        live = self.live[job]
+        assert live.owner is not None
+        self.record.runs.append(HandlerRun(job, live.attempt, live.owner, self.now))
+
+    def renew(self, job: int) -> None:
+        self.change(job, until=self.now + STEP + LEASE, facts={"writer": self.live[job].owner})
+
+    def live_from_now(self, owner: str) -> None:
+        """Until now nobody was there, so that nothing of what came before is judged by what workers could have done."""
+        self.record.lives.append(WorkerLife(owner, self.now))
+
+    def outage(self, who: str, seconds: float) -> None:
+        self.record.outages.append(Outage(who, self.now, self.now + timedelta(seconds=seconds)))
 
     def reap(self, job: int) -> None:
         until = self.live[job].until
@@ -126,6 +152,8 @@ class Book:
     ) -> None:
         live = self.live[job]
         attempt = live.attempt + (not live.started)
+        if state in ("failed", "timed_out") and not live.started and live.owner:
+            self.run(job)
         done = self.write(job, None, **(facts or {"writer": writer or live.owner}))
         ended = Live(state, attempt=attempt, max_attempts=live.max_attempts)
         self.record.history.append(replace(done, seq=done.seq + 1, op="END", old=None, new=ended))
@@ -242,7 +270,7 @@ def invented(book: Book) -> None:
 
 
 def half_a_batch(book: Book) -> None:
-    book.record.ledger += [Entry("j1", Fate.UNKNOWN, batch=1), Entry("x", Fate.UNKNOWN, batch=1)]
+    book.record.ledger += [Entry("j1", Fate.UNKNOWN, batch="b"), Entry("x", Fate.UNKNOWN, batch="b")]
 
 
 def undone_and_there(book: Book) -> None:
@@ -400,6 +428,7 @@ def settled_by_a_stale_owner(book: Book) -> None:
 def settled_by_somebody_behind_the_pooler(book: Book) -> None:
     book.enqueue(3)
     book.claim(3, 7, "b")
+    book.run(3)
     done = book.write(3, None, writer=None)
     book.record.history.append(replace(done, seq=done.seq + 1, op="END", old=None, new=Live("failed", attempt=1)))
     book.record.ended.append(Ended(3, "kind", "failed", 1, 3, "j3"))
@@ -516,10 +545,113 @@ def more_than_slots(book: Book) -> None:
     book.end(4)
 
 
-def claimed_while_draining(book: Book) -> None:
+def claimed_while_switched_off(book: Book) -> None:
     book.enqueue(3)
-    book.record.lanes.append(LaneEdit(book.now, "lane", 1, False))
+    book.record.switches.append(LaneSwitch(book.now, "lane", enabled=False))
     book.claim(3, 7)
+    book.end(3)
+
+
+def claimed_while_held(book: Book) -> None:
+    book.enqueue(3)
+    book.record.holds.append(LaneHold(book.now, "lane", held=True))
+    book.claim(3, 7)
+    book.end(3)
+
+
+def claimed_after_a_hold_though_switched_off(book: Book) -> None:
+    book.enqueue(3)
+    book.record.holds.append(LaneHold(book.now, "lane", held=True))
+    book.record.switches.append(LaneSwitch(book.now, "lane", enabled=False))
+    book.record.holds.append(LaneHold(book.now + STEP, "lane", held=False))
+    book.now += 2 * STEP
+    book.claim(3, 7)
+    book.end(3)
+
+
+def claimed_too_late(book: Book) -> None:
+    book.live_from_now("a")
+    book.enqueue(3)
+    book.now += 3 * LEASE
+    book.claim(3, 7)
+    book.end(3)
+
+
+def claimed_too_late_by_all_that_was_healthy(book: Book) -> None:
+    """One after the other, each for less than the limit."""
+    for owner in ("a", "b"):
+        book.live_from_now(owner)
+    book.enqueue(3)
+    book.outage("a", 3)
+    book.now += timedelta(seconds=3)
+    book.outage("b", 3)
+    book.now += timedelta(seconds=3)
+    book.claim(3, 7)
+    book.end(3)
+
+
+def adopted_too_late(book: Book) -> None:
+    book.enqueue(3)
+    book.claim(3, 7)
+    book.reap(3)
+    book.live_from_now("b")
+    book.record.switches.append(LaneSwitch(book.now, "lane", enabled=False))
+    book.now += 3 * LEASE
+    adopt(book, 3, 8)
+    book.end(3)
+
+
+def never_claimed_at_all(book: Book) -> None:
+    book.live_from_now("a")
+    book.enqueue(3)
+    book.now += 3 * LEASE
+    book.enqueue(4)
+    cancel(book, 3)
+    cancel(book, 4)
+
+
+def failed_though_its_handler_never_began(book: Book) -> None:
+    """The reply to its start was lost, and its worker, which was well, took the lease for lost."""
+    book.live_from_now("a")
+    book.enqueue(3, max_attempts=1)
+    book.claim(3, 7)
+    book.start(3, runs=False)
+    book.reap(3)
+    adopt(book, 3, 8)
+    book.end(3, "failed")
+
+
+def timed_out_though_its_handler_never_began(book: Book) -> None:
+    book.enqueue(3)
+    book.claim(3, 7)
+    book.end(3, "timed_out")
+    book.record.runs.pop()
+
+
+def ran_again_while_its_worker_was_healthy(book: Book) -> None:
+    book.live_from_now("a")
+    book.enqueue(3)
+    book.claim(3, 7)
+    book.start(3)
+    book.reap(3)
+    adopt(book, 3, 8)
+    book.put_back(3, state="queued")
+    book.claim(3, 9)
+    book.start(3)
+    book.end(3)
+
+
+def ran_again_while_its_worker_was_only_blocked(book: Book) -> None:
+    """Its loop stood still, which keeps it from claiming and not from renewing."""
+    book.record.blocks.append(Block("a", book.now, book.now + timedelta(minutes=1)))
+    ran_again_while_its_worker_was_healthy(book)
+
+
+def ran_twice_under_one_lease(book: Book) -> None:
+    book.enqueue(3)
+    book.claim(3, 7)
+    book.start(3)
+    book.run(3)
     book.end(3)
 
 
@@ -535,7 +667,7 @@ def fired_without_a_job(book: Book) -> None:
     book.record.fires[0] = book.record.fires[0]._replace(job=None)
 
 
-def leads_without_the_lock(book: Book) -> None:
+def leads_out_of_its_term(book: Book) -> None:
     book.enqueue(3, state="scheduled")
     book.change(3, state="queued", facts={**LEADER, "leads": False})
     book.claim(3, 7)
@@ -549,6 +681,40 @@ def two_leaders_in_turns(book: Book) -> None:
         book.change(job, state="queued", facts=facts)
         book.claim(job, job + 10)
         book.end(job)
+
+
+def fired_too_late(book: Book) -> None:
+    book.live_from_now("z")
+    book.now += timedelta(seconds=10)
+    seconds = (book.now - BEGIN).total_seconds()
+    book.fire(13, BEGIN + timedelta(seconds=seconds // 5 * 5), BEGIN + timedelta(seconds=20))
+
+
+def promoted_too_late_by_a_leader_that_is_not_replaced(book: Book) -> None:
+    book.record.terms.append(Term(BEGIN, "b"))
+    book.outage("b", 60)
+    promoted_too_late(book)
+
+
+def promoted_too_late(book: Book) -> None:
+    book.live_from_now("z")
+    book.enqueue(3, state="scheduled")
+    book.change(3, run_at=book.now + STEP)
+    book.now += timedelta(seconds=10)
+    book.promote(3)
+    book.claim(3, 7)
+    book.end(3)
+
+
+def reaped_too_late(book: Book) -> None:
+    book.enqueue(3)
+    book.claim(3, 7)
+    book.record.lives.append(WorkerLife("a", book.now, book.now))
+    book.live_from_now("z")
+    book.now += timedelta(seconds=10)
+    book.reap(3)
+    adopt(book, 3, 8)
+    book.end(3)
 
 
 def left_behind(book: Book) -> None:
@@ -613,12 +779,27 @@ BREACHES: list[tuple[str, Callable[[Book], None]]] = [
     ("slots", batch_of_more_than_slots),
     ("slots", batch_beside_a_row_in_one_slot),
     ("slots", more_than_slots),
-    ("slots", claimed_while_draining),
+    ("closed lanes", claimed_while_switched_off),
+    ("closed lanes", claimed_while_held),
+    ("closed lanes", claimed_after_a_hold_though_switched_off),
+    ("starvation", claimed_too_late),
+    ("starvation", claimed_too_late_by_all_that_was_healthy),
+    ("starvation", adopted_too_late),
+    ("starvation", never_claimed_at_all),
+    ("never started", failed_though_its_handler_never_began),
+    ("never started", timed_out_though_its_handler_never_began),
+    ("duplicate runs", ran_again_while_its_worker_was_healthy),
+    ("duplicate runs", ran_again_while_its_worker_was_only_blocked),
+    ("duplicate runs", ran_twice_under_one_lease),
     ("cron", fired_twice),
     ("cron", fire_forgotten),
     ("cron", fired_without_a_job),
-    ("leader", leads_without_the_lock),
+    ("leader", leads_out_of_its_term),
     ("leader", two_leaders_in_turns),
+    ("leaderless", fired_too_late),
+    ("leaderless", promoted_too_late),
+    ("leaderless", promoted_too_late_by_a_leader_that_is_not_replaced),
+    ("leaderless", reaped_too_late),
     ("drain", left_behind),
     ("drain", batch_left_behind),
     ("drain", drained_too_late),
@@ -653,4 +834,190 @@ def test_fewer_slots_forbid_only_new_claims() -> None:
     book.end(2)
     book.claim(3, 3)
     book.end(3)
+    assert not book.broken
+
+
+def while_the_server_was_away(book: Book) -> None:
+    book.live_from_now("a")
+    book.enqueue(3)
+    book.outage(SERVER, 6)
+    book.now += timedelta(seconds=7)
+    book.claim(3, 7)
+    book.end(3)
+
+
+def while_its_worker_was_frozen(book: Book) -> None:
+    book.live_from_now("a")
+    book.enqueue(3)
+    book.outage("a", 6)
+    book.now += timedelta(seconds=7)
+    book.claim(3, 7)
+    book.end(3)
+
+
+def while_nobody_served_its_lane(book: Book) -> None:
+    book.record.lives.append(WorkerLife("a", book.now, lanes=("another",)))
+    book.enqueue(3)
+    book.now += timedelta(seconds=7)
+    book.claim(3, 7)
+    book.end(3)
+
+
+def while_its_worker_was_blocked(book: Book) -> None:
+    book.live_from_now("a")
+    book.enqueue(3)
+    book.record.blocks.append(Block("a", book.now, book.now + timedelta(seconds=6)))
+    book.now += timedelta(seconds=7)
+    book.claim(3, 7)
+    book.end(3)
+
+
+def while_its_lane_was_off(book: Book) -> None:
+    book.live_from_now("a")
+    book.enqueue(3)
+    book.record.switches.append(LaneSwitch(book.now, "lane", enabled=False))
+    book.now += timedelta(seconds=7)
+    book.record.switches.append(LaneSwitch(book.now, "lane", enabled=True))
+    book.claim(3, 7)
+    book.end(3)
+
+
+def while_its_lane_was_held(book: Book) -> None:
+    book.live_from_now("a")
+    book.enqueue(3)
+    book.record.holds.append(LaneHold(book.now, "lane", held=True))
+    book.now += timedelta(seconds=7)
+    book.record.holds.append(LaneHold(book.now, "lane", held=False))
+    book.claim(3, 7)
+    book.end(3)
+
+
+def while_its_lane_was_full(book: Book) -> None:
+    book.live_from_now("a")
+    book.enqueue(3)
+    book.enqueue(4)
+    book.claim(3, 7)
+    for _ in range(7):
+        book.renew(3)
+    book.end(3)
+    book.claim(4, 8)
+    book.end(4)
+
+
+def while_one_leader_after_the_other_was_lost(book: Book) -> None:
+    book.live_from_now("z")
+    book.enqueue(3, state="scheduled")
+    book.change(3, run_at=book.now + STEP)
+    for owner in ("a", "b", "c"):
+        book.record.terms.append(Term(book.now, owner))
+        book.outage(owner, 60)
+        book.now += timedelta(seconds=2.5)
+    book.promote(3)
+    book.claim(3, 7)
+    book.end(3)
+
+
+def while_it_was_scheduled(book: Book) -> None:
+    book.live_from_now("a")
+    book.enqueue(3, state="scheduled")
+    book.now += timedelta(seconds=7)
+    book.promote(3)
+    book.claim(3, 7)
+    book.end(3)
+
+
+@pytest.mark.parametrize(
+    "wait",
+    [
+        while_the_server_was_away,
+        while_its_worker_was_frozen,
+        while_nobody_served_its_lane,
+        while_its_worker_was_blocked,
+        while_its_lane_was_off,
+        while_its_lane_was_held,
+        while_its_lane_was_full,
+        while_it_was_scheduled,
+        while_one_leader_after_the_other_was_lost,
+    ],
+)
+def test_a_job_may_wait(wait: Callable[[Book], None]) -> None:
+    book = Book()
+    wait(book)
+    assert not book.broken
+
+
+def ran_too_late_for_its_lease(book: Book) -> None:
+    """The reply to its claim waited until a blocked loop had time for it."""
+    book.live_from_now("a")
+    book.enqueue(1)
+    book.claim(1, 7)
+    book.reap(1)
+    adopt(book, 1, 8)
+    book.put_back(1, state="queued")
+    book.claim(1, 9, "b")
+    book.start(1)
+    book.record.runs.append(HandlerRun(1, 1, "a", book.now + STEP / 2))
+    book.end(1)
+
+
+def test_a_run_that_began_after_its_lease_was_lost_is_not_the_first() -> None:
+    book = Book()
+    ran_too_late_for_its_lease(book)
+    assert not book.broken
+
+
+def lost_with_its_worker(book: Book) -> None:
+    book.outage("a", 60)
+
+
+def lost_behind_a_locked_row(book: Book) -> None:
+    book.record.row_locks.append(RowLock(1, book.now, book.now + timedelta(seconds=60)))
+
+
+def lost_with_the_server_away(book: Book) -> None:
+    book.outage(SERVER, 60)
+
+
+@pytest.mark.parametrize("cause", [lost_with_its_worker, lost_behind_a_locked_row, lost_with_the_server_away])
+@pytest.mark.parametrize("runs", [False, True], ids=["never begun", "begun"])
+def test_a_last_attempt_may_be_lost_for_a_reason(cause: Callable[[Book], None], runs: bool) -> None:
+    book = Book()
+    book.live_from_now("a")
+    book.enqueue(1, max_attempts=1)
+    cause(book)
+    book.claim(1, 7)
+    book.start(1, runs=runs)
+    book.reap(1)
+    adopt(book, 1, 8)
+    book.end(1, "failed")
+    assert not book.broken
+
+
+@pytest.mark.parametrize("cause", [lost_with_its_worker, lost_behind_a_locked_row, lost_with_the_server_away])
+def test_a_job_may_run_again_for_a_reason(cause: Callable[[Book], None]) -> None:
+    book = Book()
+    book.live_from_now("a")
+    book.enqueue(1)
+    cause(book)
+    book.claim(1, 7)
+    book.start(1)
+    book.reap(1)
+    adopt(book, 1, 8)
+    book.put_back(1, state="queued")
+    book.claim(1, 9, "b")
+    book.start(1)
+    book.end(1)
+    assert not book.broken
+
+
+def test_a_job_runs_again_when_its_attempt_has_ended() -> None:
+    book = Book()
+    book.live_from_now("a")
+    book.enqueue(1)
+    book.claim(1, 7)
+    book.start(1)
+    book.put_back(1, "a", state="queued")
+    book.claim(1, 8)
+    book.start(1)
+    book.end(1)
     assert not book.broken

@@ -28,6 +28,18 @@ BLOCKED = """
 """
 
 
+WRITES_WAIT = """
+DO $$
+DECLARE
+    hasty regprocedure;
+BEGIN
+    FOR hasty IN SELECT oid FROM pg_proc WHERE 'lock_timeout=200ms' = ANY (proconfig) LOOP
+        EXECUTE format('ALTER FUNCTION %s SET lock_timeout = 60000', hasty);
+    END LOOP;
+END $$
+"""
+
+
 def put(connection: Connection, kind: str = "ingestion", payload: str = "null", **fields: Any) -> int:
     """A new job; `ingestion` belongs to the lane `interactive`, which has 2 slots."""
     made = run(connection, jobs.enqueue(NewJob(kind, payload, **fields)))
@@ -54,6 +66,12 @@ def finish(connection: Connection, state: JobState = JobState.SUCCEEDED, **field
     claimed = start(connection, **fields)
     assert run(connection, jobs.settle([Finish(claimed.id, claimed.token, state)])) == {claimed.id}
     return claimed.id
+
+
+def renew(connection: Connection, held: list[tuple[int, int]]) -> dict[int, str | None]:
+    """The jobs whose lease was renewed, each with the reason if it should be cancelled."""
+    found = run(connection, jobs.renew(held))
+    return {job: renewal.cancel_reason for job, renewal in found.items() if renewal.renewed}
 
 
 def in_state(connection: Connection, state: JobState) -> tuple[int, int]:
@@ -123,8 +141,8 @@ def every_write_of_an_owner(job_id: int, token: int) -> dict[str, jobs.Op[Any]]:
         "mark_started": jobs.mark_started(held),
         "renew": jobs.renew(held),
         "release": jobs.release(held),
-        "begin_waiting": jobs.begin_waiting(job_id, token),
-        "end_waiting": jobs.end_waiting(job_id, token),
+        "release_slot": jobs.release_slot(job_id, token),
+        "reacquire_slot": jobs.reacquire_slot(job_id, token),
     }
 
 
@@ -144,7 +162,9 @@ def rival(act: Callable[[], T], url: str) -> Iterator["Future[T]"]:
 
 @contextmanager
 def rival_with(act: Callable[[Connection], T], url: str) -> Iterator["Future[T]"]:
-    """The same on a connection of its own."""
+    """The same on a connection of its own. Writes of workers, which give up soon where a row is locked, wait here."""
+    with psycopg.connect(url, autocommit=True) as own:
+        own.execute(WRITES_WAIT)
     with psycopg.connect(url, autocommit=True) as own, rival(lambda: act(own), url) as begun:
         yield begun
 

@@ -10,7 +10,7 @@ import pytest
 from kappa.engine import AsyncJobContext, Client, Engine, Executor, IllegalTransition, JobState, Lane, WorkerConfig
 from kappa.engine.model import Claimed
 from kappa.engine.store import insight, jobs, lanes
-from kappa.engine.store.jobs import Finish, PutBack
+from kappa.engine.store.jobs import Finish, PutBack, Renewal
 from kappa.engine.testing import working
 from kappa.pg.ops import run
 from tests.engine.hands import (
@@ -20,6 +20,7 @@ from tests.engine.hands import (
     outcome,
     put,
     reap,
+    renew,
     rival_with,
     row,
     see,
@@ -192,7 +193,7 @@ def test_a_lane_that_is_not_on_the_loop_has_no_batches(connection: Connection) -
 def test_whatever_is_written_of_a_job_gives_it_its_own_row_first(connection: Connection) -> None:
     marked, renewed, told, kept, freed = batch_of(connection, 5)
     assert run(connection, jobs.mark_started(held(marked))) == {marked.id}
-    assert run(connection, jobs.renew(held(renewed))) == {renewed.id: None}
+    assert renew(connection, held(renewed)) == {renewed.id: None}
     assert run(connection, jobs.progress([(told.id, told.token, 1.0, 2.0, "half")])) == {told.id}
     run(connection, jobs.write_down(kept.id, kept.token))
     assert run(connection, jobs.checkpoint(kept.id, kept.token, "1"))
@@ -272,7 +273,7 @@ def test_slots_are_taken_by_what_runs_in_a_batch_or_not_and_not_by_a_parent_that
 ) -> None:
     parent, first, *_ = batch_of(connection, 4)
     run(connection, jobs.write_down(parent.id, parent.token))
-    assert run(connection, jobs.begin_waiting(parent.id, parent.token))
+    assert run(connection, jobs.release_slot(parent.id, parent.token))
     client.cancel(first.id)
     put(connection)
     take(connection, owner="two")
@@ -302,7 +303,7 @@ def test_a_cancellation_that_meets_a_claim_sees_how_it_ended(
             claimer.commit() if commits else claimer.rollback()
             assert outcome(cancelling) is (JobState.RUNNING if commits else JobState.CANCELLED)
     if commits:
-        assert run(connection, jobs.renew(held(claimed))) == {job: "enough"}
+        assert renew(connection, held(claimed)) == {job: "enough"}
         assert run(connection, jobs.settle_succeeded(held(claimed))) == {job}
         assert batches(connection) == []
 
@@ -365,6 +366,39 @@ def test_the_reaper_passes_by_a_batch_that_is_being_settled(url: str, connection
         assert reap(connection) == 0
         owner.commit()
     assert reap(connection) == 2
+
+
+def test_what_the_reaper_finds_locked_stays_in_its_batch_until_it_can_be_reaped(
+    url: str, connection: Connection
+) -> None:
+    locked, cancelled, free = batch_of(connection)
+    cut_off_while_cancelling(connection, cancelled)
+    with psycopg.connect(url) as somebody:
+        somebody.execute("SELECT FROM kappa.jobs WHERE id = ANY (%s) FOR UPDATE", [[locked.id, cancelled.id]])
+        assert reap(connection) == 1
+        assert batches(connection) == [{locked.id, cancelled.id}]
+        (adopted,) = take(connection, owner="two")
+        assert (adopted.id, adopted.adopted) == (free.id, True)
+        assert run(connection, jobs.settle_succeeded(held(adopted))) == {free.id}
+        somebody.rollback()
+    assert take(connection, owner="two") == []
+    assert reap(connection) == 2
+    assert batches(connection) == []
+    assert {(job.id, job.adopted) for job in take(connection, owner="two")} == {(locked.id, True), (cancelled.id, True)}
+    for verb, write in every_write_of_an_owner(locked.id, locked.token).items():
+        assert not run(connection, write), verb
+
+
+def test_a_batch_of_which_nothing_is_left_but_what_is_gone_goes_with_it(url: str, connection: Connection) -> None:
+    deleted, free = batch_of(connection, 2)
+    with psycopg.connect(url) as somebody:
+        somebody.execute("DELETE FROM kappa.jobs WHERE id = %s", [deleted.id])
+        assert reap(connection) == 1
+        assert batches(connection) == [{deleted.id}]
+        somebody.commit()
+    assert reap(connection) == 0
+    assert batches(connection) == []
+    assert [job.id for job in take(connection, owner="two")] == [free.id]
 
 
 def test_what_was_written_down_is_reaped_together_with_its_batch(connection: Connection) -> None:
@@ -515,10 +549,11 @@ def test_a_renewal_waits_for_no_batch_that_is_being_settled(url: str, connection
     with psycopg.connect(url) as settling:
         run(settling, jobs.settle_succeeded(held(settled)))
         connection.execute("SET lock_timeout = '1ms'")
-        assert run(connection, jobs.renew(mine)) == {still.id: None, other: None}
+        passed_by, renewed = Renewal(None, renewed=False), Renewal(None, renewed=True)
+        assert run(connection, jobs.renew(mine)) == {still.id: passed_by, other: renewed}
         connection.execute("RESET lock_timeout")
     assert batches(connection) == [{still.id}]
-    assert run(connection, jobs.renew(mine)) == {still.id: None, other: None}
+    assert renew(connection, mine) == {still.id: None, other: None}
     assert batches(connection) == []
 
 
@@ -529,7 +564,7 @@ def test_a_renewal_that_passes_a_batch_by_still_tells_of_a_cancellation(
     assert client.cancel(still.id, "enough") is JobState.RUNNING
     with psycopg.connect(url) as settling:
         run(settling, jobs.settle_succeeded(held(settled)))
-        assert run(connection, jobs.renew(held(still))) == {still.id: "enough"}
+        assert run(connection, jobs.renew(held(still)))[still.id].cancel_reason == "enough"
 
 
 def test_who_has_a_row_of_its_own_settles_while_its_batch_is_locked(url: str, connection: Connection) -> None:

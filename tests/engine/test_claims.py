@@ -23,6 +23,7 @@ from tests.engine.hands import (
     outcome,
     put,
     reap,
+    renew,
     rival,
     rival_with,
     row,
@@ -194,7 +195,7 @@ def test_a_job_that_runs_keeps_its_slot_when_its_kind_moves(client: Client, conn
     claimed = start(connection)
     client.move_kind("ingestion", "tools")
     assert see(connection, claimed.id).lane == "interactive"
-    assert run(connection, jobs.renew([(claimed.id, claimed.token)])) == {claimed.id: None}
+    assert renew(connection, [(claimed.id, claimed.token)]) == {claimed.id: None}
 
 
 def test_a_job_that_is_put_back_after_its_kind_moved_goes_to_the_new_lane(
@@ -261,7 +262,7 @@ def test_a_lane_in_which_jobs_run_can_not_be_deleted_after_its_kinds_moved_away(
     client.move_kind("tool_run", "system")
     with pytest.raises(psycopg.errors.RestrictViolation):
         connection.execute("DELETE FROM kappa.lanes WHERE name = 'tools'")
-    assert run(connection, jobs.renew([(claimed.id, claimed.token)])) == {claimed.id: None}
+    assert renew(connection, [(claimed.id, claimed.token)]) == {claimed.id: None}
 
 
 async def test_a_kind_that_is_new_in_a_lane_does_not_disturb_a_worker_that_has_no_handler_for_it(
@@ -366,18 +367,18 @@ def test_a_parent_that_waits_gives_its_slot_to_others(connection: Connection) ->
     parent = start(connection)
     child = put(connection)
     assert take(connection) == []
-    assert run(connection, jobs.begin_waiting(parent.id, parent.token))
+    assert run(connection, jobs.release_slot(parent.id, parent.token))
     assert ids(take(connection)) == [child]
-    assert not run(connection, jobs.end_waiting(parent.id, parent.token))
+    assert not run(connection, jobs.reacquire_slot(parent.id, parent.token))
 
 
 def test_a_parent_that_waited_is_counted_again_by_a_claimer_with_a_floor(connection: Connection) -> None:
     parent = start(connection)
-    run(connection, jobs.begin_waiting(parent.id, parent.token))
+    run(connection, jobs.release_slot(parent.id, parent.token))
     for _ in range(3):
         put(connection)
     (child,) = take(connection, capacity=1)
-    assert run(connection, jobs.end_waiting(parent.id, parent.token))
+    assert run(connection, jobs.reacquire_slot(parent.id, parent.token))
     assert take(connection, capacity=1, floor_token=child.token_floor or 0) == []
 
 
@@ -405,7 +406,7 @@ def test_fewer_slots_stop_no_job_and_let_none_in(client: Client, connection: Con
     made = [put(connection) for _ in range(3)]
     first, second = sorted(take(connection), key=lambda job: job.id)
     client.edit_lane("interactive", max_slots=1)
-    assert set(run(connection, jobs.renew([(first.id, first.token), (second.id, second.token)]))) == set(made[:2])
+    assert set(renew(connection, [(first.id, first.token), (second.id, second.token)])) == set(made[:2])
     run(connection, jobs.settle_succeeded([(first.id, first.token)]))
     assert take(connection) == []
     run(connection, jobs.settle_succeeded([(second.id, second.token)]))
@@ -417,7 +418,7 @@ def test_a_disabled_lane_drains(client: Client, connection: Connection) -> None:
     waiting = put(connection)
     client.edit_lane("interactive", enabled=False)
     assert take(connection) == []
-    assert run(connection, jobs.renew([(running.id, running.token)])) == {running.id: None}
+    assert renew(connection, [(running.id, running.token)]) == {running.id: None}
     assert run(connection, jobs.settle_succeeded([(running.id, running.token)])) == {running.id}
     assert take(connection) == []
     assert see(connection, put(connection)).state is JobState.QUEUED
@@ -612,7 +613,7 @@ def test_whatever_leaves_something_to_claim_tells_its_lane_once(
             case "promote":
                 assert run(connection, maintenance.promote(later(connection, hours=2))) == 2
             case _:
-                run(connection, jobs.begin_waiting(*held[0]))
+                run(connection, jobs.release_slot(*held[0]))
         connection.execute("SELECT pg_notify('kappa_wake', 'the end')")
         heard = [said.payload for said in ear.notifies(timeout=10, stop_after=2)]
     assert heard == ["interactive", "the end"]

@@ -10,13 +10,25 @@ from typing import Any
 import pytest
 from psycopg import AsyncConnection, Connection, sql
 
-from kappa.engine import Client, Engine, JobContext, JobState, Lane, Schedule, ScheduleError
+from kappa.engine import (
+    BadPayload,
+    Client,
+    Engine,
+    JobContext,
+    JobState,
+    Lane,
+    Schedule,
+    ScheduleError,
+    ScheduleExists,
+    ScheduleNotFound,
+)
 from kappa.engine.maintenance.services import Cron
-from kappa.engine.schedule import due_times, last_due, next_due
+from kappa.engine.schedule import due_times, last_due, next_due, upcoming
 from kappa.engine.testing import Heard, working
 from kappa.pg import queries
 from kappa.pg.ops import Op
 from kappa.pg.queries import Row
+from tests.app.patience import blocked
 
 Session = Connection[Row]
 Leader = AsyncConnection[Row]
@@ -236,6 +248,113 @@ async def test_a_changed_payload_does_not_lose_a_time_that_is_due(
     await cron.run_once(leader, due)
     (job,) = client.list_jobs()
     assert job.payload == {"tool": "mop"}
+
+
+def test_another_expression_moves_the_next_time_at_once(client: Client, start: datetime) -> None:
+    assert client.put_schedule(EVERY_MINUTE).next_at == next_due("* * * * *", "UTC", start)
+    edited = client.edit_schedule("often", cron="0 0 1 1 *")
+    assert edited == client.show_schedule("often") == the_one(client)
+    assert edited.next_at == next_due("0 0 1 1 *", "UTC", start)
+    moved = client.edit_schedule("often", timezone="Asia/Tokyo")
+    assert moved.next_at == next_due("0 0 1 1 *", "Asia/Tokyo", start)
+    assert client.edit_schedule("often", priority=3, payload={"tool": "mop"}).next_at == moved.next_at
+
+
+def test_a_paused_schedule_has_no_next_time_and_gets_one_when_it_is_resumed(client: Client, start: datetime) -> None:
+    due = next_due("* * * * *", "UTC", start)
+    client.put_schedule(EVERY_MINUTE)
+    paused = client.edit_schedule("often", enabled=False)
+    assert (paused.enabled, paused.next_at, upcoming(paused, start, 3)) == (False, None, [])
+    resumed = client.edit_schedule("often", enabled=True)
+    assert (resumed.enabled, resumed.next_at) == (True, due)
+    assert upcoming(resumed, start, 3) == [due, due + MINUTE, due + 2 * MINUTE]
+    assert upcoming(resumed, due + 5 * MINUTE, 2) == [due, due + 6 * MINUTE], "one that is overdue is the first"
+
+
+def test_a_schedule_whose_payload_is_taken_no_more_can_be_paused_and_says_so_when_it_is_resumed(
+    engine: Engine, client: Client, connection: Session
+) -> None:
+    client.put_schedule(Schedule("old", "* * * * *", "polarity", {"depth": "deep"}))
+    connection.execute("UPDATE kappa.schedules SET failures = 3, error = 'too deep', retry_at = now()")
+
+    @engine.job("polarity")
+    def polarity(ctx: JobContext, payload: dict[str, int]) -> None: ...
+
+    paused = client.edit_schedule("old", enabled=False)
+    assert (paused.enabled, paused.failures, paused.error) == (False, 3, "too deep")
+    for change in ({"enabled": True}, {"cron": "5 * * * *"}, {"payload": {"depth": "deeper"}}):
+        with pytest.raises(BadPayload, match="'polarity' can't take this payload: depth"):
+            client.edit_schedule("old", **change)
+    mended = client.edit_schedule("old", enabled=True, payload={"depth": 3})
+    assert (mended.failures, mended.error, mended.retry_at) == (0, None, None)
+
+
+def test_an_edit_is_refused_with_what_is_wrong_and_changes_nothing(client: Client) -> None:
+    before = client.put_schedule(EVERY_MINUTE)
+    with pytest.raises(ScheduleNotFound, match="no schedule 'rarely'"):
+        client.edit_schedule("rarely", cron="0 * * * *")
+    with pytest.raises(ScheduleError, match="has no 'next_at' \\(it has: cron, "):
+        client.edit_schedule("often", next_at=None)
+    with pytest.raises(ScheduleError, match="nothing to change"):
+        client.edit_schedule("often")
+    with pytest.raises(ScheduleError, match=r"'daily' is not a cron expression: .*; it has five fields"):
+        client.edit_schedule("often", cron="daily")
+    with pytest.raises(ScheduleError, match="use a name such as UTC or Europe/Berlin"):
+        client.edit_schedule("often", timezone="CEST/Summer")
+    with pytest.raises(ScheduleExists, match="a schedule 'often' already"):
+        client.add_schedule(Schedule("often", "0 * * * *", "tool_run"))
+    assert client.show_schedule("often") == before
+
+
+async def test_an_edit_waits_while_the_leader_fires_and_then_counts(
+    client: Client, cron: Cron, leader: Leader, rival: Leader, connection: Session, start: datetime
+) -> None:
+    client.put_schedule(EVERY_MINUTE)
+    due = next_due("* * * * *", "UTC", start)
+    async with leader.transaction():
+        await cron.run_once(leader, due)
+        editing = asyncio.create_task(asyncio.to_thread(client.edit_schedule, "often", cron="0 0 1 1 *"))
+        await blocked(connection, 1)
+    edited = await editing
+    assert (edited.last_at, edited.next_at) == (due, next_due("0 0 1 1 *", "UTC", start))
+    await cron.run_once(rival, due + 3 * MINUTE)
+    assert fired(client) == 1
+
+
+async def test_a_run_now_is_a_job_like_the_others_and_moves_nothing(
+    client: Client, cron: Cron, leader: Leader, start: datetime
+) -> None:
+    before = client.put_schedule(Schedule("often", "* * * * *", "tool_run", {"tool": "sweep"}, priority=4))
+    run = client.run_schedule("often", submitted_by="ada")
+    job = client.show(run.id)
+    assert (job.kind, job.payload, job.priority, job.submitted_by) == ("tool_run", {"tool": "sweep"}, 4, "ada")
+    assert client.show_schedule("often") == before
+    await cron.run_once(leader, next_due("* * * * *", "UTC", start))
+    assert fired(client) == 2
+    client.edit_schedule("often", enabled=False)
+    assert client.show(client.run_schedule("often").id).submitted_by == "schedule often"
+    with pytest.raises(ScheduleNotFound):
+        client.run_schedule("rarely")
+
+
+def test_a_run_now_is_part_of_the_callers_transaction(client: Client, connection: Session) -> None:
+    client.put_schedule(EVERY_MINUTE)
+    with pytest.raises(ZeroDivisionError), connection.transaction():
+        client.run_schedule("often", connection=connection)
+        client.edit_schedule("often", cron="0 * * * *", connection=connection)
+        raise ZeroDivisionError
+    assert (fired(client), the_one(client).cron) == (0, "* * * * *")
+
+
+def test_a_run_now_of_a_kind_that_asks_for_approval_waits_for_it_if_it_is_not_approved(
+    engine: Engine, client: Client
+) -> None:
+    @engine.job("polarity", approval=True)
+    def polarity(ctx: JobContext) -> None: ...
+
+    client.put_schedule(Schedule("costly", "* * * * *", "polarity"))
+    states = [client.show(client.run_schedule("costly", approved=one).id).state for one in (True, False)]
+    assert states == [JobState.QUEUED, JobState.AWAITING_APPROVAL]
 
 
 async def test_a_dropped_schedule_fires_no_more(client: Client, cron: Cron, leader: Leader, start: datetime) -> None:
@@ -470,6 +589,20 @@ def test_due_times_follow_the_clock_of_their_time_zone(
         assert next_due(cron, timezone, due - timedelta(seconds=1)) == due
         at = due + timedelta(seconds=2)
     assert last_due(cron, timezone, wanted[0], wanted[-1] + timedelta(seconds=1)) == wanted[-1]
+
+
+@pytest.mark.parametrize(
+    "cron", ["* * * * * *", "*/7 * * * *", "0 3 * * *", "* 1-3 * * *", "0 0 29 2 *", "* * 3 1 * *", "30 2 L * *"]
+)
+def test_the_last_due_time_before_an_instant_is_the_one_with_none_after_it(cron: str) -> None:
+    until = utc(2026, 10, 26, 5, 0, 30)
+    # However long nobody led: to count ten years of seconds would keep the leader from everything else.
+    first = next_due(cron, "Europe/Berlin", utc(2016, 1, 1))
+    last = last_due(cron, "Europe/Berlin", first, until)
+    assert first < last <= until
+    assert next_due(cron, "Europe/Berlin", last - timedelta(seconds=1)) == last
+    assert next_due(cron, "Europe/Berlin", last) > until
+    assert last_due(cron, "Europe/Berlin", last, until) == last
 
 
 def test_a_time_that_is_twice_on_the_clock_is_due_once_also_when_asked_in_between() -> None:

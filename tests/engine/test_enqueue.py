@@ -10,11 +10,13 @@ import psycopg
 import pytest
 from pydantic import BaseModel
 
-from kappa.engine import AsyncClient, BadPayload, Client, Engine, JobContext, JobState, UnknownKind
+from kappa.engine import AsyncClient, BadPayload, Client, Engine, JobContext, JobState, Needs, UnknownKind
 from kappa.engine.orders import PRIORITIES
 from kappa.engine.store import jobs
+from kappa.pg import Bounds
 from kappa.pg.ops import run
 from tests.engine.hands import Connection, finish, later, outcome, put, rival, rival_with, see, take, wait_until_blocked
+from tests.ground import PATIENCE
 
 ROOT = Path(__file__).parents[2]
 
@@ -296,6 +298,93 @@ def test_every_decision_can_be_part_of_a_transaction(url: str, client: Client, c
         client.retry(ended, connection=caller)
         caller.rollback()
     assert client.list_jobs() == before
+
+
+def put_in(client: Client, caller: Connection, how: str, origin: int) -> None:
+    """Put something in on the caller's connection, in every way that there is."""
+    match how:
+        case "one":
+            client.enqueue("ingestion", connection=caller)
+        case "with a key":
+            client.enqueue("ingestion", dedup_key="once", connection=caller)
+        case "with needs":
+            client.enqueue("ingestion", needs=Needs(cores=1), connection=caller)
+        case "some":
+            client.enqueue_many("ingestion", [1, 2], connection=caller)
+        case "thousands":
+            client.enqueue_many("ingestion", THOUSANDS, connection=caller)
+        case "a retry":
+            client.retry(origin, connection=caller)
+        case _:
+            raise AssertionError(how)
+
+
+WAYS = ["one", "with a key", "with needs", "some", "thousands", "a retry"]
+
+
+@pytest.mark.parametrize("autocommit", [False, True], ids=["a transaction", "a transaction in autocommit"])
+@pytest.mark.parametrize("how", WAYS)
+def test_a_lane_that_falls_asleep_before_the_callers_commit_is_woken_by_it(
+    url: str, client: Client, connection: Connection, how: str, autocommit: bool
+) -> None:
+    origin = finish(connection)
+    with (
+        psycopg.connect(url, autocommit=True) as listening,
+        psycopg.connect(url, autocommit=autocommit) as caller,
+    ):
+        with caller.transaction():
+            put_in(client, caller, how, origin)
+            connection.execute("INSERT INTO kappa.sleepers VALUES ('interactive', 'one')")
+            listening.execute("LISTEN kappa_wake")
+        assert [note.payload for note in listening.notifies(timeout=PATIENCE, stop_after=1)] == ["interactive"]
+
+
+def test_thousands_in_a_transaction_of_the_clients_own_wake_a_lane_that_falls_asleep_before_its_commit(
+    url: str, client: Client, connection: Connection
+) -> None:
+    # The copy waits for the lock, and so does everything that comes after it: the lane falls asleep meanwhile.
+    connection.execute(
+        """CREATE FUNCTION hold() RETURNS trigger LANGUAGE plpgsql AS
+               $$ BEGIN PERFORM pg_advisory_xact_lock(77); RETURN NULL; END $$;
+           CREATE CONSTRAINT TRIGGER hold AFTER INSERT ON kappa.jobs DEFERRABLE INITIALLY DEFERRED
+               FOR EACH ROW EXECUTE FUNCTION hold()"""
+    )
+    with psycopg.connect(url) as holder, psycopg.connect(url, autocommit=True) as listening:
+        holder.execute("SELECT pg_advisory_xact_lock(77)")
+        with rival(lambda: client.enqueue_many("ingestion", THOUSANDS), url) as begun:
+            wait_until_blocked(connection)  # at its commit
+            connection.execute("INSERT INTO kappa.sleepers VALUES ('interactive', 'one')")
+            listening.execute("LISTEN kappa_wake")
+            holder.commit()
+            assert outcome(begun) == len(THOUSANDS)
+        assert [note.payload for note in listening.notifies(timeout=PATIENCE, stop_after=1)] == ["interactive"]
+
+
+@pytest.mark.parametrize("how", WAYS)
+def test_an_enqueue_on_the_callers_connection_needs_none_of_the_pool(
+    engine: Engine, url: str, connection: Connection, how: str
+) -> None:
+    origin = finish(connection)
+    with engine.client(bounds=Bounds(0, 1)) as client, client.transaction(), psycopg.connect(url) as caller:
+        put_in(client, caller, how, origin)
+
+
+async def test_nor_does_one_by_the_async_client_join_those_that_go_together(
+    engine: Engine, url: str, connection: Connection
+) -> None:
+    async with (
+        engine.async_client(bounds=Bounds(0, 1)) as client,
+        client.transaction(),
+        await psycopg.AsyncConnection.connect(url) as caller,
+    ):
+        await client.enqueue("ingestion", 1, connection=caller)
+        await client.enqueue_many("ingestion", [2, 3], connection=caller)
+        connection.execute("INSERT INTO kappa.sleepers VALUES ('interactive', 'one')")
+        with psycopg.connect(url, autocommit=True) as listening:
+            listening.execute("LISTEN kappa_wake")
+            await caller.commit()
+            woken = [note.payload for note in listening.notifies(timeout=PATIENCE, stop_after=1)]
+        assert woken == ["interactive"]
 
 
 # Times and priorities

@@ -125,7 +125,7 @@ async def test_of_a_handler_that_goes_on_after_its_time(
         time_is_up(worker, made.id)
         await seen(lambda: facts(caplog, "can't be stopped"))
         seen_all.set()
-    assert facts(caplog, "its handler goes on") == [of(made.id)] * executors.CANCELS
+    assert facts(caplog, "still running") == [of(made.id)] * executors.CANCELS
     assert facts(caplog, "can't be stopped") == [of(made.id)]
 
 

@@ -152,12 +152,10 @@ def test_a_parent_returns_only_to_a_slot_that_no_claim_at_the_same_time_takes(
     set_slots(connection, 1)
     parent = start(connection)
     put(connection)
-    assert run(connection, jobs.begin_waiting(parent.id, parent.token))
+    assert run(connection, jobs.release_slot(parent.id, parent.token))
 
     def come_back(own: Connection) -> bool:
-        with own.transaction():
-            run(own, jobs.lock_lane(LANE))
-            return run(own, jobs.end_waiting(parent.id, parent.token))
+        return bool(run(own, jobs.reacquire_slot(parent.id, parent.token)))
 
     with psycopg.connect(url) as claimer:
         assert len(take(claimer, owner="two")) == 1
@@ -172,8 +170,6 @@ def test_a_parent_returns_only_to_a_slot_that_no_claim_at_the_same_time_takes(
 
 BATCHES: dict[str, Callable[[Held], Op[Any]]] = {
     "mark_started": jobs.mark_started,
-    "renew": jobs.renew,
-    "release": jobs.release,
     "settle_succeeded": jobs.settle_succeeded,
     "settle": lambda held: jobs.settle([Finish(job, token, JobState.FAILED) for job, token in held]),
     "put_back": lambda held: jobs.put_back([PutBack(job, token, 1.0) for job, token in held]),
@@ -218,7 +214,7 @@ def ours(connection: Connection) -> Held:
 def test_batches_that_were_given_in_opposite_orders_do_not_wait_for_each_other(
     url: str, connection: Connection, ours: Held, name: str
 ) -> None:
-    with meeting(url, connection, ours, jobs.renew(ours), BATCHES[name](ours[::-1])) as (one, two):
+    with meeting(url, connection, ours, BATCHES["progress"](ours), BATCHES[name](ours[::-1])) as (one, two):
         assert set(outcome(one)) == {job for job, _ in ours}
         written = outcome(two)
     assert written[:2] == ([], set()) if name == "exchange" else set(written) == {job for job, _ in ours}
@@ -238,7 +234,9 @@ def test_batches_in_opposite_orders_would_wait_for_each_other(
     url: str, connection: Connection, ours: Held, name: str
 ) -> None:
     batch = BATCHES[name](ours)
-    with meeting(url, connection, ours, jobs.renew(ours), replace(batch, params=reverse(batch.params))) as both:
+    with meeting(
+        url, connection, ours, BATCHES["progress"](ours), replace(batch, params=reverse(batch.params))
+    ) as both:
         ended = [one.exception(timeout=30) for one in both]
     assert [type(error) for error in ended if error] == [psycopg.errors.DeadlockDetected]
 

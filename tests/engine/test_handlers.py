@@ -1,6 +1,7 @@
 """Handlers and what their contexts do, in threads, on the event loop and in child processes."""
 
 import asyncio
+import math
 import multiprocessing
 import os
 import sys
@@ -29,7 +30,7 @@ from kappa.engine import (
 )
 from kappa.engine.testing import Heard, drain, maintain, working
 from tests.engine.site import HOUR_MS, Site, place, seen, time_is_up
-from tests.engine.work import LANE, outcome_async
+from tests.engine.work import LANE, child_async, outcome_async
 
 HOUR = timedelta(hours=1)
 FOLLOWER = WorkerConfig(lead=False, grace=timedelta(seconds=5))
@@ -557,6 +558,37 @@ async def test_an_attempt_that_lost_its_lease_does_not_disturb_the_next_one_in_t
     assert (client.show(made.id).state, site.written) == (JobState.SUCCEEDED, ["kept 2"])
 
 
+async def test_a_renewal_that_overtakes_the_commit_of_a_handler_does_not_take_the_lease_for_lost(
+    engine: Engine, client: Client, heard: Heard, site: Site, executor: Executor
+) -> None:
+    """The row is gone before the worker hears that its own transaction settled the job."""
+    place(engine, executor, "write", timeout=HOUR)
+    site.do("""
+        CREATE FUNCTION wait_at_gate() RETURNS trigger LANGUAGE plpgsql AS $$
+        BEGIN
+            PERFORM pg_advisory_xact_lock_shared(4242, 5);
+            RETURN NULL;
+        END $$""")
+    site.do("""CREATE CONSTRAINT TRIGGER wait_at_gate AFTER INSERT ON written DEFERRABLE INITIALLY DEFERRED
+                FOR EACH ROW EXECUTE FUNCTION wait_at_gate()""")
+    site.shut(5)
+    made = client.enqueue("write", site.task())
+    commits = (
+        "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND query = 'COMMIT' AND state = 'active'"
+    )
+    async with working(engine, FOLLOWER) as worker:
+        await seen(lambda: site.rows(commits), what="the commit")
+        desk = worker._desk  # pyright: ignore[reportPrivateUsage]
+        running = desk.find(made.id)
+        assert running is not None
+        desk.renewed([running], {})
+        assert not running.lost
+        site.open(5)
+        await seen(lambda: client.show(made.id).state.terminal)
+    assert client.show(made.id).state is JobState.SUCCEEDED
+    assert not heard.all("lease_lost")
+
+
 # Time-outs
 
 
@@ -587,13 +619,126 @@ async def test_a_job_may_have_a_time_out_of_its_own(
     assert client.show(made.id).state is JobState.TIMED_OUT
 
 
-async def test_the_time_out_of_the_lane_holds_where_neither_kind_nor_job_has_one(
+async def test_an_attempt_without_progress_for_as_long_as_its_lane_says_is_stopped_and_tried_again(
+    engine: Engine, client: Client, site: Site, executor: Executor
+) -> None:
+    """The lane is edited while the job runs."""
+    place(engine, executor, "overrun", idempotent=True, timeout=HOUR)
+    made = client.enqueue("overrun", site.task(text="deaf" if executor is Executor.PROCESS else ""))
+    async with working(engine, FOLLOWER):
+        pid = await seen(lambda: int(site.said[0].split()[1]) if site.said else 0)
+        await seen(lambda: client.show(made.id).attempt == 1)
+        client.edit_lane(LANE, stale_timeout=timedelta(milliseconds=50))
+        await seen(lambda: client.show(made.id).state is JobState.SCHEDULED)
+        if executor is Executor.PROCESS:
+            await seen(lambda: not alive(pid))
+        else:
+            await asyncio.to_thread(site.until_said, "stopped")
+    job = client.show(made.id)
+    assert (job.attempt, job.error_summary) == (1, "no progress for 0.05 s")
+
+
+async def test_an_attempt_without_progress_fails_when_it_was_the_last(
     engine: Engine, client: Client, site: Site
 ) -> None:
     place(engine, Executor.ASYNC, "overrun")
-    client.edit_lane(LANE, stale_timeout=timedelta(milliseconds=100))
+    client.edit_lane(LANE, stale_timeout=timedelta(milliseconds=50))
     done = await ended(engine, client, "overrun", site.task())
-    assert done.state is JobState.TIMED_OUT
+    assert (done.state, done.error_summary) == (JobState.FAILED, "no progress for 0.05 s")
+
+
+@pytest.mark.parametrize("sign", ["progress", "checkpoint", "spawn", "gather", "nothing"])
+async def test_the_time_without_progress_begins_anew_with_every_sign_of_it(
+    engine: Engine, client: Client, site: Site, sign: str
+) -> None:
+    go, gone_on = asyncio.Event(), asyncio.Event()
+
+    @engine.job("work")
+    async def work(ctx: AsyncJobContext) -> None:
+        child = await ctx.spawn("child")
+        await go.wait()
+        match sign:
+            case "progress":
+                ctx.progress(1)
+            case "checkpoint":
+                await ctx.checkpoint(1)
+            case "spawn":
+                await ctx.spawn("child", key="another")
+            case "gather":
+                await ctx.gather(child)
+            case _:
+                pass
+        gone_on.set()
+
+    engine.job("child")(lambda ctx: None)
+    engine.lane(Lane(LANE, kinds=("work", "child"), max_slots=4, executor=Executor.ASYNC, stale_timeout=HOUR))
+    engine.install()
+    made = client.enqueue("work")
+    async with working(engine, FOLLOWER) as worker:
+        await seen(lambda: client.show(made.id).attempt == 1)
+        await seen(lambda: client.list_jobs(kinds=["child"], states=["succeeded"]))
+        running = worker._desk.find(made.id)  # pyright: ignore[reportPrivateUsage]
+        assert running is not None
+        before = running.heard_at
+        go.set()
+        await gone_on.wait()
+        assert (running.heard_at > before) is (sign != "nothing")
+
+
+async def test_a_kind_may_say_for_itself_how_long_it_reports_no_progress(engine: Engine, client: Client) -> None:
+    go = asyncio.Event()
+
+    @engine.job("silent", stale_timeout=timedelta.max)
+    async def silent(ctx: AsyncJobContext) -> str:
+        await go.wait()
+        return "done"
+
+    @engine.job("hasty", stale_timeout=timedelta(milliseconds=50))
+    async def hasty(ctx: AsyncJobContext) -> None:
+        await asyncio.Event().wait()
+
+    engine.lane(Lane(LANE, kinds=("silent", "hasty"), max_slots=2, executor=Executor.ASYNC, stale_timeout=HOUR))
+    engine.install()
+    client.edit_lane(LANE, stale_timeout=timedelta(milliseconds=50))
+    first, second = client.enqueue("silent").id, client.enqueue("hasty").id
+    async with working(engine, FOLLOWER):
+        await seen(lambda: client.show(second).state is JobState.FAILED)
+        go.set()
+        await seen(lambda: client.show(first).state is JobState.SUCCEEDED)
+
+
+async def test_a_parent_that_waits_for_its_children_is_not_stale(engine: Engine, client: Client, site: Site) -> None:
+    place(engine, Executor.ASYNC, "parent")
+    engine.job("child", stale_timeout=timedelta.max)(child_async)
+    engine.lane(Lane("nursery", kinds=("child",), executor=Executor.ASYNC))
+    engine.install()
+    site.shut(1)
+    made = client.enqueue("parent", site.task(gate=1))
+    async with working(engine, FOLLOWER) as worker:
+        await seen(lambda: client.show(made.id).waiting)
+        running = worker._desk.find(made.id)  # pyright: ignore[reportPrivateUsage]
+        assert running is not None
+        running.heard_at = 0.0
+        worker._deadline_nears.set()  # pyright: ignore[reportPrivateUsage]
+        await seen(lambda: running.heard_at > 0.0)
+        site.open(1)
+        await seen(lambda: client.show(made.id).state.terminal)
+    assert client.show(made.id).state is JobState.SUCCEEDED
+
+
+async def test_a_job_without_a_time_out_may_last_as_long_as_it_reports_progress(
+    engine: Engine, client: Client, site: Site
+) -> None:
+    seconds_left: list[float] = []
+
+    @engine.job("endless")
+    async def endless(ctx: AsyncJobContext) -> None:
+        seconds_left.append(ctx.seconds_left)
+
+    engine.lane(Lane(LANE, kinds=("endless",), executor=Executor.ASYNC))
+    engine.install()
+    done = await ended(engine, client, "endless")
+    assert (done.state, seconds_left) == (JobState.SUCCEEDED, [math.inf])
 
 
 async def test_a_child_process_is_killed_also_when_the_time_out_comes_while_it_starts(
@@ -730,6 +875,43 @@ async def test_a_parent_that_waits_in_a_lane_of_one_slot_lets_its_children_run_t
     assert began_or_ended == ["began", "ended"] * 3
 
 
+async def test_two_gathers_at_once_in_a_lane_of_one_slot_both_return(
+    engine: Engine, client: Client, site: Site
+) -> None:
+    """The slot belongs to the children until the last gather is done, and then to the parent again."""
+    go = [asyncio.Event(), asyncio.Event()]
+    returned: list[int] = []
+    waiting_at_the_end: list[bool] = []
+
+    @engine.job("parent", timeout=HOUR)
+    async def bear(ctx: AsyncJobContext) -> None:
+        keys = [await ctx.spawn("child", number) for number in range(2)]
+
+        async def gather(key: str) -> None:
+            returned.extend(await ctx.gather(key))
+
+        await asyncio.gather(*map(gather, keys))
+        waiting = "SELECT waiting FROM kappa.jobs WHERE id = %s"
+        waiting_at_the_end.extend(await asyncio.to_thread(site.rows, waiting, ctx.job_id))
+
+    @engine.job("child")
+    async def child(ctx: AsyncJobContext, number: int) -> int:
+        await go[number].wait()
+        return number
+
+    engine.lane(Lane(LANE, kinds=("parent", "child"), max_slots=1, executor=Executor.ASYNC))
+    engine.install()
+    made = client.enqueue("parent")
+    async with working(engine, FOLLOWER):
+        await seen(lambda: client.show(made.id).waiting)
+        go[0].set()
+        await seen(lambda: returned == [0])
+        go[1].set()
+        await seen(lambda: client.show(made.id).state.terminal)
+    assert client.show(made.id).state is JobState.SUCCEEDED
+    assert (returned, waiting_at_the_end) == ([0, 1], [False])
+
+
 @pytest.mark.parametrize("how", ["nothing", "result", "failure", "cancelled"])
 async def test_a_parent_hears_of_the_end_of_a_child_and_need_not_look(
     engine: Engine, client: Client, site: Site, monkeypatch: pytest.MonkeyPatch, how: str
@@ -767,6 +949,28 @@ async def test_a_parent_hears_of_the_end_of_a_child_and_need_not_look(
             await seen(lambda job=job: client.show(job.id).state.terminal)
         await seen(lambda: client.show(made.id).state.terminal, what="the parent's end")
     assert client.show(made.id).state is JobState.SUCCEEDED
+
+
+async def test_a_parent_that_gives_up_waiting_has_its_slot_again_before_it_goes_on(
+    engine: Engine, client: Client, site: Site
+) -> None:
+    waiting: list[bool] = []
+
+    @engine.job("parent")
+    async def bear(ctx: AsyncJobContext) -> None:
+        key = await ctx.spawn("child", site.task(gate=1))
+        with suppress(TimeoutError):
+            async with asyncio.timeout(0.1):
+                await ctx.gather(key)
+        waiting.extend(await asyncio.to_thread(site.rows, "SELECT waiting FROM kappa.jobs WHERE id = %s", ctx.job_id))
+        site.open(1)
+
+    engine.job("child")(child_async)
+    engine.lane(Lane(LANE, kinds=("parent", "child"), max_slots=2, executor=Executor.ASYNC))
+    engine.install()
+    site.shut(1)
+    done = await ended(engine, client, "parent")
+    assert (done.state, waiting) == (JobState.SUCCEEDED, [False])
 
 
 async def test_children_that_nobody_spawned_are_not_waited_for(

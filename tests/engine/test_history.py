@@ -8,7 +8,7 @@ from kappa.engine import Client, JobState
 from kappa.engine.store import insight, jobs
 from kappa.engine.store.jobs import PutBack
 from kappa.pg.ops import run
-from tests.engine.hands import Connection, finish, orphan, put, reap, start, take
+from tests.engine.hands import Connection, finish, orphan, put, reap, renew, start, take
 
 
 def told(connection: Connection, job_id: int) -> list[tuple[str, int, str | None, str | None]]:
@@ -19,7 +19,7 @@ def test_a_job_that_simply_runs_writes_no_event(connection: Connection) -> None:
     for state in (JobState.SUCCEEDED, JobState.FAILED, JobState.TIMED_OUT):
         finish(connection, state)
     held = start(connection)
-    run(connection, jobs.renew([(held.id, held.token)]))
+    renew(connection, [(held.id, held.token)])
     run(connection, jobs.progress([(held.id, held.token, 1.0, 2.0, "half")]))
     assert connection.execute("SELECT count(*) FROM kappa.job_events").fetchone() == (0,)
 

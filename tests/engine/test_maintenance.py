@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 from collections.abc import AsyncIterator
 from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
@@ -10,17 +11,18 @@ from typing import Any
 
 import psycopg
 import pytest
-from psycopg import AsyncConnection, Connection
+from psycopg import AsyncConnection, Connection, sql
 
 from kappa.engine import Client, Engine, JobContext, JobNotFound, JobState, Lane, Schedule, WorkerConfig
-from kappa.engine.maintenance.services import AT_ONCE, PARTITION_DAYS, Expiry, Promoter, Reaper, Retention
+from kappa.engine.maintenance.services import AT_ONCE, LOCKED_AGAIN, PARTITION_DAYS, Expiry, Promoter, Reaper, Retention
 from kappa.engine.registry import Registry
-from kappa.engine.store import jobs, lanes, maintenance
+from kappa.engine.store import jobs, lanes, leadership, maintenance
 from kappa.engine.store.jobs import Finish, NewJob, PutBack
 from kappa.engine.store.maintenance import BATCH
 from kappa.engine.testing import Heard, maintain, working
 from kappa.pg.ops import Op, run
 from kappa.pg.queries import Query, Row
+from tests.engine.hands import renew
 from tests.ground import eventually
 
 Session = Connection[Row]
@@ -56,6 +58,11 @@ def clock(session: Session) -> datetime:
 def value(session: Session, query: str, *params: object) -> Any:
     found = session.execute(query.encode(), params).fetchone()
     return found[0] if found else None
+
+
+def last_expiry(session: Session) -> datetime:
+    """When the last of the finished jobs may be deleted."""
+    return value(session, "SELECT max(keep_until) FROM kappa.finished_jobs")
 
 
 def finished(session: Session, state: JobState = JobState.SUCCEEDED, **new: Any) -> int:
@@ -316,13 +323,13 @@ async def test_origins_of_origins_are_kept_however_many_there_are(
 async def test_what_something_refers_to_since_retention_began_its_round_is_kept(
     client: Client, connection: Session, leader: AsyncConnection[Row]
 ) -> None:
-    retention, now = Retention(Registry()), clock(connection) + 49 * HOUR
-    run(connection, maintenance.make_partitions(now, 2 * PARTITION_DAYS))
+    retention = Retention(Registry())
     gone = finished(connection)
-    assert await retention.run_once(leader, now) == AT_ONCE  # it comes back for more
+    # The day is not over yet, whatever time it is: the row is deleted by itself, not with its day.
+    assert await retention.run_once(leader, last_expiry(connection)) == AT_ONCE  # it comes back for more
     origin, other = finished(connection), finished(connection)
     client.retry(origin)
-    await retention.run_once(leader, now)
+    await retention.run_once(leader, last_expiry(connection))
     assert [is_there(client, job) for job in (gone, origin, other)] == [False, True, False]
 
 
@@ -482,7 +489,7 @@ async def test_a_lease_that_is_renewed_while_the_reaper_looks_is_left_alone(
     connection.execute("UPDATE kappa.jobs SET lease_until = now() - interval '1 second'")
     token = value(connection, "SELECT lease_token FROM kappa.jobs WHERE id = %s", job)
     with other.transaction():
-        assert set(run(other, jobs.renew([(job, token)]))) == {job}
+        assert set(renew(other, [(job, token)])) == {job}
         # Its row is locked by the renewal: the reaper goes on without waiting for it.
         await Reaper(engine.signals).run_once(leader)
     await Reaper(engine.signals).run_once(leader)
@@ -504,6 +511,56 @@ async def test_reaping_goes_in_batches_and_tells_each_lane_once_a_batch(
     assert [note.payload for note in other.notifies(timeout=0)] == ["tools", "tools"]
 
 
+@pytest.mark.parametrize("light", [False, True], ids=["of a job", "of a batch"])
+async def test_the_reaper_looks_again_when_the_next_lease_runs_out(
+    engine: Engine, client: Client, connection: Session, leader: AsyncConnection[Row], *, light: bool
+) -> None:
+    run(connection, lanes.edit_lane("interactive", {"executor": "async", "max_slots": 10}))
+    for owner in ("first", "second"):
+        run(connection, jobs.enqueue(NewJob("polarity", "null", max_attempts=3)))
+        (claimed,) = run(connection, jobs.claim("interactive", owner, 1, light_kinds=["polarity"] if light else None))
+        assert claimed.light is light
+    now = clock(connection)
+    table = sql.Identifier("kappa", "batch_leases" if light else "jobs")
+    until = sql.SQL("UPDATE {} SET lease_until = %s WHERE {} = %s")
+    for owner, seconds in (("first", 7), ("second", 30)):
+        own = sql.Identifier("owner" if light else "lease_owner")
+        connection.execute(until.format(table, own), [now + timedelta(seconds=seconds), owner])
+    reaper = Reaper(engine.signals)
+    assert await reaper.run_once(leader, now) == pytest.approx(7, abs=0.1)
+    # Those that are given from now on count as well: the shortest that there can be.
+    later = now + timedelta(seconds=31)
+    run(connection, lanes.edit_lane("tools", {"lease_ttl": timedelta(seconds=9)}))
+    assert await reaper.run_once(leader, later) == pytest.approx(9, abs=0.1)
+    assert value(connection, "SELECT count(*) FROM kappa.jobs WHERE state = 'running' AND lease_token IS NULL") == 2
+
+
+async def test_the_reaper_looks_again_soon_for_a_lease_that_somebody_has_locked(
+    engine: Engine, connection: Session, other: Session, leader: AsyncConnection[Row]
+) -> None:
+    job = orphan_to_be(connection)
+    later, reaper = clock(connection) + HOUR, Reaper(engine.signals)
+    with other.transaction():
+        other.execute("SELECT FROM kappa.jobs WHERE id = %s FOR UPDATE", [job])
+        for _ in range(2):
+            assert await reaper.run_once(leader, later) == LOCKED_AGAIN
+    # Its owner, who could not renew it, has until the look after this one.
+    assert await reaper.run_once(leader, later) == LOCKED_AGAIN
+    assert value(connection, "SELECT lease_token FROM kappa.jobs WHERE id = %s", job) is not None
+    assert (await reaper.run_once(leader, later) or 0) > LOCKED_AGAIN
+    assert value(connection, "SELECT lease_token FROM kappa.jobs WHERE id = %s", job) is None
+
+
+async def test_a_shorter_lease_of_a_lane_wakes_the_reaper(engine: Engine, client: Client, heard: Heard) -> None:
+    async with working(engine) as worker:
+        await heard.until("leading")
+        leader = worker._leader
+        await asyncio.to_thread(eventually, lambda: leader._due["cron"] > 0, what="a first round")
+        far = leader._due["reaper"] = time.monotonic() + 3600
+        client.edit_lane("interactive", lease_ttl=timedelta(seconds=1))
+        await asyncio.to_thread(eventually, lambda: leader._due["reaper"] < far, what="an earlier look")
+
+
 async def test_orphans_are_reaped_while_every_slot_of_every_worker_is_busy(
     engine: Engine, connection: Session, other: Session, heard: Heard
 ) -> None:
@@ -515,16 +572,16 @@ async def test_orphans_are_reaped_while_every_slot_of_every_worker_is_busy(
         go_on.wait(30)
 
     engine.install()
-    # Nobody leads before the slots are taken: the test holds the lock of the leader.
-    assert run(other, maintenance.try_lead())
+    # Nobody leads before the slots are taken: the test does.
+    run(other, leadership.try_lead("test", HOUR))
     try:
         async with working(engine, WorkerConfig(lead_every=timedelta(milliseconds=50))):
             for _ in range(2):
-                run(connection, jobs.enqueue(NewJob("long", "null", always_notify=True)))
+                run(connection, jobs.enqueue(NewJob("long", "null")))
             await heard.until("claimed", count=2)
             orphan = orphan_to_be(connection)
             connection.execute("UPDATE kappa.jobs SET lease_until = now() WHERE id = %s", [orphan])
-            run(other, maintenance.stop_leading())
+            other.close()
             await heard.until("reaped")
             assert value(connection, "SELECT lease_owner FROM kappa.jobs WHERE id = %s", orphan) is None
             assert value(connection, "SELECT count(*) FROM kappa.jobs WHERE lane = 'long'") == 2
@@ -554,9 +611,9 @@ def test_a_parent_that_ends_its_wait_counts_for_a_claimer_that_remembers_a_floor
     for _ in range(3):
         client.enqueue("polarity")
     (parent,) = run(connection, jobs.claim("interactive", "a", 1))
-    assert run(connection, jobs.begin_waiting(parent.id, parent.token))
+    assert run(connection, jobs.release_slot(parent.id, parent.token))
     (second,) = run(connection, jobs.claim("interactive", "b", 1))
-    assert run(connection, jobs.end_waiting(parent.id, parent.token))
+    assert run(connection, jobs.reacquire_slot(parent.id, parent.token))
     # Two run and two may: what `b` learned from its last claim mustn't hide the first of them.
     assert run(connection, jobs.claim("interactive", "b", 1, floor_token=second.token_floor or 0)) == []
 

@@ -361,15 +361,13 @@ def test_what_an_owner_writes_of_a_batch_reads_its_jobs_and_no_others(young: Ses
     assert max(changed(nodes)) == 10  # what gives no rows back shows none
 
 
-@pytest.mark.parametrize("what", ["checkpoint", "hold", "holds", "wait", "wait no more", "cancel", "cancel running"])
+@pytest.mark.parametrize("what", ["checkpoint", "wait", "wait no more", "cancel", "cancel running"])
 def test_what_concerns_one_job_reads_its_row(plans: Plans, session: Session, what: str) -> None:
     (mine,) = held(session, 1)
     ops: dict[str, Op[Any]] = {
         "checkpoint": jobs.checkpoint(*mine, "1"),
-        "hold": jobs.hold(*mine),
-        "holds": jobs.holds(*mine),
-        "wait": jobs.begin_waiting(*mine),
-        "wait no more": jobs.end_waiting(*mine),
+        "wait": jobs.release_slot(*mine),
+        "wait no more": jobs.reacquire_slot(*mine),
         "cancel": jobs.cancel_before_start(HISTORY + 5, [JobState.SCHEDULED], "no more"),
         "cancel running": jobs.request_cancel(mine[0], "no more"),
     }
@@ -398,7 +396,6 @@ def test_a_dedup_key_is_found_by_index(plans: Plans) -> None:
 
 def test_children_are_found_by_index(plans: Plans) -> None:
     assert_by_index(plans.of(jobs.children(17, ["a", "b"])), at_most=1)
-    assert_by_index(plans.of(jobs.child(17, "a")), at_most=1)
 
 
 def test_the_newest_jobs_are_listed_without_reading_the_history(plans: Plans) -> None:

@@ -343,3 +343,35 @@ def test_a_second_signal_ends_a_worker_at_once(
     assert told.process.returncode == -second
     assert site.state(job.id) == "running"
     site.open(1)
+
+
+# Blocked
+
+
+async def test_a_handler_that_blocks_the_loop_costs_no_lease_of_its_worker_and_is_named(
+    engine: Engine, client: Client, site: Site
+) -> None:
+    site.shut(1)
+    site.shut(2)
+    until = "SELECT min(lease_until) FROM kappa.jobs WHERE state = 'running'"
+    with worker(site, "async") as blocked:
+        beside = runs(site, client, "hold_again", gate=1, text="beside")
+        blocking = client.enqueue("block_loop", site.task(gate=2))
+        await asyncio.to_thread(site.until_said, "blocks")
+        before = site.rows(until)[0]
+        await asyncio.to_thread(eventually, lambda: site.rows(until)[0] > before + timedelta(seconds=5))
+        assert await asyncio.to_thread(maintain_now, engine) is None
+        site.open(2)
+        site.open(1)
+        for job in (beside.id, blocking.id):
+            await asyncio.to_thread(site.until_state, job, "succeeded")
+        blocked.process.send_signal(signal.SIGTERM)
+        _, complaint = blocked.process.communicate(timeout=60)
+    assert [client.show(job).attempt for job in (beside.id, blocking.id)] == [1, 1]
+    assert "event loop has been blocked" in complaint
+    assert "block_loop" in complaint
+
+
+def maintain_now(engine: Engine) -> None:
+    """What the leader does at this moment: leases that ran out are reaped."""
+    asyncio.run(maintain(engine, only=lambda name: name == "reaper"))

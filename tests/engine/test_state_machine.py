@@ -33,6 +33,7 @@ from kappa.engine.store.jobs import Finish, NewJob, PutBack
 from kappa.pg import Database
 from kappa.pg.ops import run
 from kappa.pg.queries import Row
+from tests.engine.hands import renew
 
 Session = Connection[Row]
 S = JobState
@@ -329,11 +330,10 @@ class Lives(RuleBasedStateMachine):
 
     def mark_started(self, pick: int) -> None:
         life, token, good = self.a_lease(pick)
-        good = good and not life.started
         assert run(self.session, jobs.mark_started([(life.id, token)])) == ({life.id} if good else set())
         if good:
+            life.attempt += not life.started
             life.started = True
-            life.attempt += 1
             life.light = False
 
     def progress(self, pick: int, done: int) -> None:
@@ -380,7 +380,7 @@ class Lives(RuleBasedStateMachine):
             life.let_go()
 
     def renew_every_lease_there_ever_was(self) -> None:
-        kept = run(self.session, jobs.renew(self.leases))
+        kept = renew(self.session, self.leases)
         good = {life.id: life.cancel_reason for life in self.live() if life.token is not None}
         assert kept == good
         for life in self.live():
@@ -388,7 +388,7 @@ class Lives(RuleBasedStateMachine):
 
     def begin_waiting(self, pick: int) -> None:
         life, token, good = self.written_down(pick)
-        assert run(self.session, jobs.begin_waiting(life.id, token)) == good
+        assert run(self.session, jobs.release_slot(life.id, token)) == good
         life.waiting = life.waiting or good
 
     def end_waiting(self, pick: int) -> None:
@@ -400,7 +400,7 @@ class Lives(RuleBasedStateMachine):
         good = life.token == token
         busy = sum(other.takes_slot for other in self.live() if other.lane == life.lane)
         good = good and busy < self.slots[life.lane]
-        assert run(self.session, jobs.end_waiting(life.id, token)) == good
+        assert bool(run(self.session, jobs.reacquire_slot(life.id, token))) == good
         if good:
             life.waiting = False
 

@@ -33,6 +33,7 @@ from tests.engine.hands import (
     later,
     outcome,
     put,
+    renew,
     rival_with,
     row,
     running_here,
@@ -380,7 +381,7 @@ def test_a_job_that_runs_is_told_to_stop_and_runs_until_it_did(client: Client, c
     claimed = start(connection)
     assert client.cancel(claimed.id, "enough") is JobState.RUNNING
     assert client.show(claimed.id).state is JobState.RUNNING
-    assert run(connection, jobs.renew([(claimed.id, claimed.token)])) == {claimed.id: "enough"}
+    assert renew(connection, [(claimed.id, claimed.token)]) == {claimed.id: "enough"}
 
 
 def test_the_first_reason_to_cancel_stays(client: Client, connection: Connection) -> None:

@@ -273,6 +273,18 @@ def _outcome(name: str, attempt: int) -> str | Retry | Snooze | Cancel:
     return name
 
 
+class Unreadable:
+    """What pickle takes and can't make again."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return int, ("no number",)
+
+
+def ask_badly(ctx: JobContext) -> None:
+    """Ask for something that can't arrive at the worker."""
+    ctx.checkpoint(Unreadable())
+
+
 def lose(ctx: JobContext, task: Task) -> None:
     """Wait until the lease is lost, then try every way to write."""
     say(task.url, "began")
@@ -425,10 +437,17 @@ async def count_and_die_async(ctx: AsyncJobContext, task: Task) -> None:
     count_and_die(None, task)  # type: ignore[arg-type]
 
 
+async def block_loop(ctx: AsyncJobContext, task: Task) -> str:
+    """Stay at the gate, and let nothing else run on the loop meanwhile."""
+    say(task.url, "blocks")
+    pass_gate(task.url, task.gate)
+    return f"{ctx.attempt}"
+
+
 def build(url: str, executor: str, ttl: float, slots: int) -> Engine:
     """The engine of a worker process: one lane that knows every kind here."""
     engine = Engine(url)
-    kinds = ("hold", "hold_again", "carry_on", "write", "overrun", "die_at_once", "count_and_die")
+    kinds = ("hold", "hold_again", "carry_on", "write", "overrun", "die_at_once", "count_and_die", "block_loop")
     engine.lane(
         Lane(
             LANE, kinds=kinds, max_slots=slots, poll_interval_ms=3_600_000, lease_ttl=timedelta(seconds=ttl),
@@ -441,6 +460,8 @@ def build(url: str, executor: str, ttl: float, slots: int) -> Engine:
     engine.job("write", idempotent=True)(write_async if executor == "async" else write)
     engine.job("overrun")(overrun_async if executor == "async" else overrun)
     engine.job("die_at_once")(die_at_once)
+    if executor == "async":
+        engine.job("block_loop", idempotent=True)(block_loop)
     engine.job("count_and_die", idempotent=True)(count_and_die_async if executor == "async" else count_and_die)
     engine.install()
     return engine

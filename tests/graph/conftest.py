@@ -11,9 +11,11 @@ from kappa.graph import COMPONENT, Budget, Graph, GraphConfig
 from kappa.graph.query import asking
 from kappa.pg import migrate
 from tests.conftest import Server, started
-from tests.ground import lacking
+from tests.ground import PATIENCE, lacking
 
 TEMPLATE = "graph_template"
+PATIENT = GraphConfig(timeout=120, patience=PATIENCE)
+"""Questions wait for what is in memory to catch up rather than ask the database, also on a busy machine."""
 
 
 @pytest.fixture(scope="session")
@@ -37,7 +39,7 @@ def url(server: Server, graph_template: str) -> Iterator[str]:
 @pytest.fixture
 def graph(url: str) -> Iterator[Graph]:
     """A graph that answers from memory after `refresh`."""
-    made = Graph(url, GraphConfig(), budget=Budget()).open(listen=False)
+    made = Graph(url, PATIENT, budget=Budget()).open(listen=False)
     yield made
     made.close()
 

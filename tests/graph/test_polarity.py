@@ -39,7 +39,7 @@ def world(graph: Graph) -> dict[str, UUID]:
 
 
 def test_concepts_around_the_poles_stand_on_the_axis(graph: Graph, sql_graph: Graph, world: dict[str, UUID]) -> None:
-    epoch = graph.epoch()
+    epoch = graph.refresh()
     answers = [asked.polarity(world["good"], world["bad"], min_epoch=epoch) for asked in (graph, sql_graph)]
     for answer in answers:
         assert [(i.concept.label, i.position, i.direction, i.distance, i.hop) for i in answer.items] == [

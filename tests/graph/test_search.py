@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from fractions import Fraction
 from typing import ClassVar
 from uuid import UUID
@@ -29,7 +30,9 @@ from kappa.graph import (
 from kappa.graph.config import from_environment
 from kappa.graph.query import vectors
 from kappa.graph.query.kernel import NumpyKernel
+from kappa.graph.store import vectors as stored
 from kappa.pg.queries import Row
+from tests.graph.conftest import PATIENT
 from tests.graph.test_limits import running
 from tests.graph.worlds import labels
 from tests.ground import eventually
@@ -298,8 +301,8 @@ class Nearest(RuleBasedStateMachine):
 def machine(url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Nearest]]:
     monkeypatch.setattr(vectors, "MOST_ROWS", 4)
     graphs = {
-        "c": Graph(url, GraphConfig(), budget=Budget()),
-        "numpy": Graph(url, GraphConfig(), budget=Budget(), walk_with=NumpyKernel()),
+        "c": Graph(url, PATIENT, budget=Budget()),
+        "numpy": Graph(url, PATIENT, budget=Budget(), walk_with=NumpyKernel()),
         "sql": Graph(url, GraphConfig(vectors_bytes=0), budget=Budget()),
     }
     for graph in graphs.values():
@@ -392,6 +395,7 @@ def test_questions_that_make_no_sense_are_refused(graph: Graph, zoo: dict[str, U
         ({"vector": [1e300, 0], "model": "m"}, "not finite"),
         ({"text": "x", "limit": 0}, "a limit of 0"),
         ({"text": "x", "min_similarity": 2}, "a similarity of 2"),
+        ({"text": "x", "min_similarity": 0.5}, "min_similarity needs a vector, or a concept to be like"),
         ({"text": "x", "deadline": 0}, "a deadline of 0"),
     ):
         with pytest.raises(BadQuestion, match=why):
@@ -429,7 +433,7 @@ def test_who_embeds_first_says_how_long_vectors_are(graph: Graph, zoo: dict[str,
             second = threads.submit(lambda: graph.set_embeddings("m", {zoo["River"]: [1, 0, 0]}))
             eventually(
                 lambda: watcher.execute(
-                    "SELECT 1 FROM pg_stat_activity WHERE wait_event = 'advisory' AND query LIKE '%hashtext%' "
+                    "SELECT 1 FROM pg_stat_activity WHERE wait_event = 'advisory' AND query LIKE '%lock_embeddings%' "
                     "AND datname = current_database()"
                 ).fetchall()
             )
@@ -456,7 +460,7 @@ def test_all_models_together_stay_within_the_memory_there_is(url: str, monkeypat
     from kappa.graph.query import vector_keeper
 
     room = vectors.block_rows(2) * vectors.row_bytes(2, vectors.COMPILED is not None)
-    graph = Graph(url, GraphConfig(vectors_bytes=room + 1000), budget=Budget()).open(listen=False)
+    graph = Graph(url, replace(PATIENT, vectors_bytes=room + 1000), budget=Budget()).open(listen=False)
     ids = graph.add_concepts("zoo", ZOO).ids
     embed(graph, {ids["Otter"]: [1, 0]}, "first")
     epoch = embed(graph, {ids["River"]: [1, 0]}, "second")
@@ -476,7 +480,7 @@ def test_all_models_together_stay_within_the_memory_there_is(url: str, monkeypat
 
 def test_a_matrix_that_grows_too_large_is_given_up(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vectors, "MOST_ROWS", 8)
-    graph = Graph(url, GraphConfig(vectors_bytes=2_000), budget=Budget()).open(listen=False)
+    graph = Graph(url, replace(PATIENT, vectors_bytes=2_000), budget=Budget()).open(listen=False)
     ids = list(graph.add_concepts("zoo", [NewConcept(f"c{n}") for n in range(100)]).ids.values())
     epoch = embed(graph, {ids[0]: [1, 0]})
     assert graph.search(vector=[1, 0], model="m", min_epoch=epoch).served_by == "snapshot"
@@ -544,33 +548,29 @@ def test_reading_through_ends_at_its_deadline_and_nothing_runs_on(
 
 @pytest.mark.usefixtures("time_for_rows")
 def test_a_text_that_was_found_is_an_answer_without_the_vectors(
-    graph: Graph, url: str, zoo: dict[str, UUID], monkeypatch: pytest.MonkeyPatch
+    sql_graph: Graph, zoo: dict[str, UUID], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from kappa.graph.query.vector_keeper import VectorKeeper
+    embed(sql_graph, {zoo["Otter"]: [1, 0]})
+    really = stored.block
 
-    embed(graph, {zoo["Otter"]: [1, 0]})
-    begun, go_on = threading.Event(), threading.Event()
-    really = VectorKeeper._build
+    def slowly(connection: Session, *args: object) -> object:
+        connection.execute("SELECT pg_sleep(3600)")
+        return really(connection, *args)  # type: ignore[arg-type]
 
-    def slowly(*args: object) -> object:
-        begun.set()
-        assert go_on.wait(30)
-        return really(*args)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(VectorKeeper, "_build", slowly)
     # The text alone must be found in time, also on a busy machine: its connection is open from here on.
-    assert graph.search("otter").complete
-    answer = graph.search("otter", vector=[1, 0], model="m", deadline=4.0)
-    assert begun.is_set()
+    assert sql_graph.search("otter").complete
+    with monkeypatch.context() as patched:
+        patched.setattr(stored, "block", slowly)
+        answer = sql_graph.search("otter", vector=[1, 0], model="m", deadline=4.0)
     assert labels(answer) == ["Otter", "Giant otter", "River", "Sea eagle"]
     assert not answer.complete
-    assert [(one.what, one.why) for one in answer.skipped] == [("the vectors", "the deadline passed")]
-    go_on.set()
-    assert graph.search("otter", vector=[1, 0], model="m").complete
+    assert answer.skipped[0].what == "1 of 1 parts of the vectors"
+    assert {one.why for one in answer.skipped} == {"the deadline passed"}
+    assert sql_graph.search("otter", vector=[1, 0], model="m").complete
 
 
 def test_a_commit_that_was_heard_of_is_seen(url: str) -> None:
-    with Graph(url, GraphConfig(), budget=Budget()) as listening:
+    with Graph(url, PATIENT, budget=Budget()) as listening:
         ids = listening.add_concepts("zoo", ZOO).ids
         for label, count in (("Otter", 1), ("River", 2), ("The Who", 3)):
             epoch = embed(listening, {ids[label]: [1, 0]})

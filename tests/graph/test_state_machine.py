@@ -120,6 +120,8 @@ class Models(RuleBasedStateMachine):
         expected = self.model(seed, hops, direction, types, where)
         degree = {name: sum((name == key[0]) + (name == key[2]) for key in self.edges) for name in self.concepts}
         ids, epoch = self.ids(), graph.epoch()
+        for asked in self.graphs.values():
+            asked.refresh()
         answers = {
             name: asked.neighbors(
                 [ids[seed]], hops, direction, types, where, limit, min_epoch=epoch, order=Order.DEGREE  # type: ignore[list-item]

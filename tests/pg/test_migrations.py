@@ -1,10 +1,13 @@
 """Migrations: forward, once, whole or not at all, from however many processes at once."""
 
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psycopg
 import pytest
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.sql import SQL, Identifier
 
 from kappa.pg import migrations
 from kappa.pg.errors import (
@@ -86,6 +89,142 @@ def test_a_newer_schema_is_refused_by_migrate_and_by_check(empty_url: str, steps
         run(empty_url, older)
     with psycopg.connect(empty_url) as connection, pytest.raises(SchemaTooNew):
         migrations.check(connection, [older])
+
+
+MARKED = "-- compatible: yes\n"
+
+
+def test_a_newer_schema_is_accepted_where_every_step_beyond_is_marked_compatible(empty_url: str, steps: Path) -> None:
+    older = migrations.component("part", steps)
+    write(
+        steps,
+        _0003_third=MARKED + "ALTER TABLE kappa.one ADD COLUMN more int;",
+        _0004_fourth=MARKED + "CREATE TABLE kappa.four ();",
+    )
+    run(empty_url, migrations.component("part", steps))
+    assert run(empty_url, older) == []
+    with psycopg.connect(empty_url) as connection:
+        found = migrations.check(connection, [older])
+    assert found == ["part/0003_third.sql", "part/0004_fourth.sql"]
+
+
+@pytest.mark.parametrize("mark", ["", "-- compatible: no\n"], ids=["unmarked", "marked no"])
+def test_one_step_beyond_that_is_not_marked_compatible_is_refused_by_name(
+    empty_url: str, steps: Path, mark: str
+) -> None:
+    older = migrations.component("part", steps)
+    write(
+        steps,
+        _0003_third=MARKED + "CREATE TABLE kappa.three ();",
+        _0004_fourth=mark + "DROP TABLE kappa.one;",
+        _0005_fifth=MARKED + "CREATE TABLE kappa.five ();",
+    )
+    run(empty_url, migrations.component("part", steps))
+    with pytest.raises(
+        SchemaTooNew, match=r"has migration 0004 of 'part', this program knows 0002 at most.*compatible"
+    ):
+        run(empty_url, older)
+    with psycopg.connect(empty_url) as connection, pytest.raises(SchemaTooNew):
+        migrations.check(connection, [older])
+
+
+def test_what_is_known_is_still_compared_under_a_newer_compatible_schema(empty_url: str, steps: Path) -> None:
+    write(steps, _0003_third=MARKED + "CREATE TABLE kappa.three ();")
+    run(empty_url, migrations.component("part", steps))
+    (steps / "0003_third.sql").unlink()
+    write(steps, _0001_first=MARKED + "CREATE TABLE kappa.one (id int PRIMARY KEY);")
+    with pytest.raises(MigrationChanged, match=r"part/0001_first\.sql differs"):
+        run(empty_url, migrations.component("part", steps))
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["-- compatible: maybe\nSELECT 1", "-- compatible\nSELECT 1", "SELECT 1;\n-- compatible: yes\n", "\n" + MARKED],
+)
+def test_a_mark_that_would_not_count_is_refused(steps: Path, text: str) -> None:
+    write(steps, _0003_third=text)
+    with pytest.raises(MigrationError, match=r"part/0003_third\.sql.*first line.*-- compatible: yes"):
+        migrations.component("part", steps)
+
+
+FIRST_LEDGER = """
+CREATE SCHEMA kappa;
+CREATE TABLE kappa.migrations (
+    component  text        NOT NULL,
+    number     int         NOT NULL,
+    name       text        NOT NULL,
+    checksum   text        NOT NULL,
+    applied_at timestamptz NOT NULL DEFAULT now(),
+    PRIMARY KEY (component, number)
+);
+CREATE TABLE kappa.one (id int PRIMARY KEY);
+"""
+"""A ledger as it was made before steps could be marked."""
+FIRST_RECORD = "INSERT INTO kappa.migrations (component, number, name, checksum) VALUES ('part', %s, %s, %s)"
+
+
+@pytest.fixture
+def ordinary(empty_url: str) -> Iterator[str]:
+    """The address of the same database for a role that may make schemas in it and nothing else."""
+    role = f"ordinary_{conninfo_to_dict(empty_url)['dbname']}"
+    with psycopg.connect(empty_url, autocommit=True) as admin:
+        admin.execute(SQL("CREATE ROLE {} LOGIN PASSWORD 'ordinary'").format(Identifier(role)))
+        database = Identifier(str(admin.info.dbname))
+        admin.execute(SQL("GRANT CREATE ON DATABASE {} TO {}").format(database, Identifier(role)))
+        yield make_conninfo(empty_url, user=role, password="ordinary")
+        admin.execute(SQL("DROP OWNED BY {} CASCADE").format(Identifier(role)))
+        admin.execute(SQL("DROP ROLE {}").format(Identifier(role)))
+
+
+def first_ledger(url: str, part: migrations.Component) -> None:
+    with psycopg.connect(url) as connection:
+        connection.execute(FIRST_LEDGER)
+        connection.execute(FIRST_RECORD, [1, part.steps[0].name, part.steps[0].checksum])
+
+
+def test_an_earlier_ledger_is_upgraded_by_an_ordinary_role_with_the_next_step(ordinary: str, steps: Path) -> None:
+    write(steps, _0003_third=MARKED + "CREATE TABLE kappa.three ();")
+    part = migrations.component("part", steps)
+    first_ledger(ordinary, part)
+    assert run(ordinary, part) == ["part/0002_second.sql", "part/0003_third.sql"]
+    with psycopg.connect(ordinary) as connection:
+        found = connection.execute("SELECT compatible FROM kappa.migrations ORDER BY number").fetchall()
+    assert found == [(False,), (False,), (True,)]
+
+
+def test_a_role_that_may_only_read_an_earlier_ledger_finds_it_up_to_date(
+    empty_url: str, ordinary: str, steps: Path
+) -> None:
+    (steps / "0002_second.sql").unlink()
+    part = migrations.component("part", steps)
+    first_ledger(empty_url, part)
+    with psycopg.connect(empty_url) as admin:
+        role = Identifier(str(conninfo_to_dict(ordinary)["user"]))
+        admin.execute(SQL("GRANT USAGE ON SCHEMA kappa TO {}").format(role))
+        admin.execute(SQL("GRANT SELECT ON kappa.migrations TO {}").format(role))
+    assert run(ordinary, part) == []
+    with psycopg.connect(ordinary) as connection:
+        assert migrations.check(connection, [part]) == []
+
+
+def test_a_ledger_that_its_role_can_not_upgrade_is_named(empty_url: str, ordinary: str, steps: Path) -> None:
+    part = migrations.component("part", steps)
+    first_ledger(empty_url, part)
+    with psycopg.connect(empty_url) as admin:
+        role = Identifier(str(conninfo_to_dict(ordinary)["user"]))
+        admin.execute(SQL("GRANT USAGE, CREATE ON SCHEMA kappa TO {}").format(role))
+        admin.execute(SQL("GRANT SELECT, INSERT ON kappa.migrations TO {}").format(role))
+    with pytest.raises(MigrationFailed, match=r"kappa\.migrations.*owner"):
+        run(ordinary, part)
+
+
+def test_a_step_that_an_earlier_version_recorded_counts_as_incompatible(empty_url: str, steps: Path) -> None:
+    part = migrations.component("part", steps)
+    run(empty_url, part)
+    with psycopg.connect(empty_url) as connection:
+        connection.execute(FIRST_RECORD, [3, "third", "whatever"])
+    with pytest.raises(SchemaTooNew, match="migration 0003"):
+        run(empty_url, part)
 
 
 def test_check_tells_what_is_pending_and_passes_when_nothing_is(empty_url: str, steps: Path) -> None:

@@ -244,3 +244,14 @@ async def test_a_cancellation_that_comes_together_with_the_connection_is_not_for
         assert ended
         async with pool.connection() as connection:
             await connection.execute("SELECT 1")
+
+
+async def test_a_pool_that_is_opened_again_stays_as_it_is(url: str) -> None:
+    with Pool(url, "twice", Bounds(1, 1, 0.5)).open() as pool:
+        with pool.connection():
+            pass  # it is kept outside of the pool from here on
+        assert pool.open() is pool
+    async with await AsyncPool(url, "twice", Bounds(1, 1, 0.5)).open() as other:
+        async with other.connection():
+            pass
+        assert await other.open() is other

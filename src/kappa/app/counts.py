@@ -9,6 +9,7 @@ counted never goes down, and the files don't grow in number. A process that is k
 import asyncio
 import json
 import os
+import time
 from bisect import bisect_left
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -27,6 +28,8 @@ JOB_SECONDS = (
 )
 """The bounds of the histograms of jobs, from a millisecond to four hours."""
 WRITE_EVERY = 1.0
+SILENT_AFTER = 10.0
+"""A process that has written nothing for so many seconds is frozen, and leads no more."""
 
 Labels = tuple[str, ...]
 
@@ -174,6 +177,7 @@ class SharedCounts:
             with suppress(FileNotFoundError):
                 counts = Counts.load(path.read_text())
                 if alive(int(path.stem)):
+                    counts.leads &= time.time() - path.stat().st_mtime < SILENT_AFTER
                     total.add(counts)
                 else:
                     self._gone.add(Counts(counts.counters, counts.spreads))
@@ -214,4 +218,4 @@ async def shared(
         writing.cancel()
         await asyncio.wait([writing])
         stop()
-        write()
+        await asyncio.to_thread(write)

@@ -130,7 +130,9 @@ class LanesInProcesses:
                 if child is not None and child.poll() is not None:
                     self._buried(place, child)
                 if self._children[place] is None and not self._stopped and time.monotonic() >= self._retry_at[place]:
-                    self._begin(place)
+                    await asyncio.to_thread(self._begin, place)
+                    if self._stopped:  # meanwhile
+                        self.stop()
             if self._stopped and not any(self._children):
                 return
             await asyncio.sleep(0.1)

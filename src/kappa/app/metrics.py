@@ -168,7 +168,9 @@ def _instant(now: Now) -> Iterable[Metric]:
             made.gauge("kappa_queue_jobs", "Jobs that are not over.", one.jobs.get(state, 0), lane=lane, state=state)
         made.gauge("kappa_lane_slots_used", "Slots that are taken, in the whole cluster.", one.slots_used, lane=lane)
         made.gauge("kappa_lane_slots_max", "Jobs that may run, in the whole cluster.", one.lane.max_slots, lane=lane)
-        made.gauge("kappa_lane_enabled", "0 while the lane is drained.", int(one.lane.enabled), lane=lane)
+        made.gauge(
+            "kappa_lane_enabled", "0 while the lane is drained, or held by a job.", int(one.lane.is_open), lane=lane
+        )
     if now.fleet_workers is not None:
         made.gauge("kappa_fleet_workers", "Remote workers that gave a sign of life lately.", now.fleet_workers)
     if now.graph_epoch is not None:

@@ -12,6 +12,8 @@ class Permission(StrEnum):
     JOBS_PRIORITISE = "jobs:prioritise"
     JOBS_APPROVE = "jobs:approve"
     JOBS_MANAGE = "jobs:manage"
+    SCHEDULES_VIEW = "schedules:view"
+    SCHEDULES_MANAGE = "schedules:manage"
     WORKERS_VIEW = "workers:view"
     WORKERS_MANAGE = "workers:manage"
     USERS_VIEW = "users:view"
@@ -38,6 +40,8 @@ MEANING: dict[Permission, str] = {
     Permission.JOBS_PRIORITISE: "change the priority of one's own jobs",
     Permission.JOBS_APPROVE: "approve and reject jobs",
     Permission.JOBS_MANAGE: "cancel, retry and re-prioritise the jobs of others as well",
+    Permission.SCHEDULES_VIEW: "see schedules, their next times and what went wrong",
+    Permission.SCHEDULES_MANAGE: "make, edit, pause, resume, run and delete schedules",
     Permission.WORKERS_VIEW: "see workers, lanes, metrics, and the tracebacks of jobs",
     Permission.WORKERS_MANAGE: "edit, drain and resume lanes; cancel and re-prioritise any job",
     Permission.USERS_VIEW: "see users, roles and their tokens",
@@ -56,7 +60,15 @@ MEANING: dict[Permission, str] = {
     Permission.GRAPH_MANAGE: "back up and restore; change what questions may use",
 }
 
-_READ_ONLY = frozenset({Permission.ACCOUNT_USE, Permission.JOBS_VIEW, Permission.TOOLS_VIEW, Permission.GRAPH_READ})
+_READ_ONLY = frozenset(
+    {
+        Permission.ACCOUNT_USE,
+        Permission.JOBS_VIEW,
+        Permission.SCHEDULES_VIEW,
+        Permission.TOOLS_VIEW,
+        Permission.GRAPH_READ,
+    }
+)
 _CONTRIBUTOR = _READ_ONLY | {
     Permission.JOBS_ENQUEUE,
     Permission.JOBS_CANCEL,

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import cast
 
 import uvicorn
-from anyio.to_thread import current_default_thread_limiter
+from anyio.to_thread import current_default_thread_limiter, run_sync
 
 from kappa.app import counts, home, logs, tracing, wiring
 from kappa.app.api import application
@@ -166,11 +166,13 @@ class Server:
     async def run(self) -> None:
         current_default_thread_limiter().total_tokens = self._settings.threadpool_tokens
         async with AsyncExitStack() as stack:
+            compiling = asyncio.create_task(run_sync(site.compile_templates), name="templates")
             services = await stack.enter_async_context(open_services(self._settings, self._engine))
             with_mcp = await stack.enter_async_context(mcp.opened(self._settings))
             token_file = await operator_token(services, self._settings.home)
             with_pages = site.beside(services)
             app = application.build(services, self.guard, lambda api: with_pages(with_mcp(api)), site.large)
+            await compiling
             web = _Uvicorn(_uvicorn_config(app), self._listening)
             lanes = self._lanes(services, stack)
             lanes.start()
@@ -234,11 +236,12 @@ def _collect_less() -> None:
     """Garbage that reference counts don't free is rare here, and a look for it stops the loop: a microsecond for each
     object that is younger than the last look, and a connection is a hundred of them.
 
-    What is there by now stays for good and needs no look; the rest is looked at when there is much that is new.
+    What is there by now stays for good and needs no look. What is new is looked at once, in parts that take
+    milliseconds; what has outlasted that, only when there is very much of it.
     """
     gc.collect()
     gc.freeze()
-    gc.set_threshold(200_000, 10, 10)
+    gc.set_threshold(20_000, 100, 10)
 
 
 class _Uvicorn(uvicorn.Server):

@@ -26,6 +26,7 @@ from kappa.app.usecases.overview import Overview
 from kappa.app.usecases.passes import Passes
 from kappa.app.usecases.passwords import Passwords
 from kappa.app.usecases.people import People
+from kappa.app.usecases.schedules import Schedules
 from kappa.app.usecases.tools import ToolRuns
 from kappa.app.usecases.watching import Watchtower
 from kappa.app.usecases.workers import Workers
@@ -52,6 +53,7 @@ class Services:
     credentials: Credentials
     people: People
     jobs: Jobs
+    schedules: Schedules
     workers: Workers
     overview: Overview
     watchtower: Watchtower
@@ -131,6 +133,7 @@ async def open_services(settings: Settings, engine: Engine) -> AsyncGenerator[Se
                 credentials=Credentials(auth, passwords, timedelta(hours=settings.session_hours)),
                 people=people,
                 jobs=Jobs(client),
+                schedules=Schedules(client, engine),
                 workers=Workers(client),
                 overview=overview,
                 watchtower=watchtower,

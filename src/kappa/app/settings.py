@@ -9,12 +9,24 @@ from difflib import get_close_matches
 from enum import StrEnum
 from pathlib import Path
 
-from pydantic import Field, SecretStr, ValidationError
+from pydantic import AliasChoices, Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from kappa.pg import Bounds, KappaError
 
 PREFIX = "KAPPA_"
+
+
+OTHERS = {"graph_workers": "PARALLEL_QUERY_MAX_WORKERS", "graph_timeout": "PARALLEL_QUERY_TIMEOUT_SECONDS"}
+"""Variables of similar programs, for settings whose own variable is unset."""
+
+
+def _or_else(field: str) -> AliasChoices:
+    return AliasChoices(_variable(field), OTHERS[field])
+
+
+def _variable(field: str) -> str:
+    return PREFIX + field.upper()
 
 
 class BadSetting(KappaError):
@@ -36,7 +48,7 @@ class LogLevel(StrEnum):
 class Settings(BaseSettings):
     """Where things are and how large they may get."""
 
-    model_config = SettingsConfigDict(env_prefix=PREFIX, env_ignore_empty=True, frozen=True)
+    model_config = SettingsConfigDict(env_prefix=PREFIX, env_ignore_empty=True, frozen=True, populate_by_name=True)
 
     home: Path = Field(default=Path("~/.kappa"), description="Where Kappa keeps its data")
     database_url: SecretStr | None = Field(
@@ -99,10 +111,17 @@ class Settings(BaseSettings):
         default=8,
         ge=1,
         le=32,
-        description="Workers of all questions to the graph together, 1–32, if the database says none",
+        validation_alias=_or_else("graph_workers"),
+        description="Workers of all questions to the graph together, 1–32, if the database says none; "
+        "`PARALLEL_QUERY_MAX_WORKERS` if unset",
     )
     graph_timeout: float = Field(
-        default=30, ge=5, le=120, description="Seconds that a question may take, 5–120, if the database says none"
+        default=30,
+        ge=5,
+        le=120,
+        validation_alias=_or_else("graph_timeout"),
+        description="Seconds that a question may take, 5–120, if the database says none; "
+        "`PARALLEL_QUERY_TIMEOUT_SECONDS` if unset",
     )
     graph_snapshot_mb: int = Field(
         default=1024,
@@ -191,8 +210,8 @@ def mistyped() -> list[tuple[str, str | None]]:
     return [(name, next(iter(get_close_matches(name.upper(), known, n=1, cutoff=0.8)), None)) for name in found]
 
 
-def _variable(field: str) -> str:
-    return PREFIX + field.upper()
+def _other(variable: str) -> str | None:
+    return next((other for field, other in OTHERS.items() if _variable(field) == variable), None)
 
 
 def load() -> Settings:
@@ -201,5 +220,9 @@ def load() -> Settings:
         return Settings()
     except ValidationError as error:
         wrong = error.errors(include_url=False)[0]
-        name = _variable("_".join(str(part) for part in wrong["loc"]))
+        name = "_".join(str(part) for part in wrong["loc"])
+        if name in Settings.model_fields:
+            name = _variable(name)
+        elif (other := _other(name)) is not None and not os.environ.get(name):
+            name = other  # pydantic names the first of the two
         raise BadSetting(f"{name} is {wrong['input']!r}: {wrong['msg']}") from None

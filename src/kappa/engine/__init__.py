@@ -36,6 +36,8 @@ if TYPE_CHECKING:
         LanesHeld,
         LeaseLost,
         ScheduleError,
+        ScheduleExists,
+        ScheduleNotFound,
         UnknownKind,
     )
     from kappa.engine.model import (
@@ -87,6 +89,8 @@ __all__ = [
     "Retry",
     "Schedule",
     "ScheduleError",
+    "ScheduleExists",
+    "ScheduleNotFound",
     "Snooze",
     "UnknownKind",
     "Worker",

@@ -7,6 +7,7 @@ if that transaction commits. The blocking client in `client.py` is generated fro
 import asyncio
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
+from dataclasses import replace
 from datetime import datetime, timedelta
 from itertools import chain, islice
 from types import TracebackType
@@ -16,10 +17,10 @@ import psycopg
 from psycopg import AsyncConnection
 
 from kappa.engine import orders
-from kappa.engine.errors import EngineError, IllegalTransition, JobNotFound, LaneError
+from kappa.engine.errors import EngineError, IllegalTransition, JobNotFound, LaneError, ScheduleExists
 from kappa.engine.model import Enqueued, Job, JobEvent, JobPage, JobState, Lane, Needs, Relative, Schedule, WorkerSeen
 from kappa.engine.registry import Registry, dump_untyped
-from kappa.engine.schedule import first_fault
+from kappa.engine.schedule import check_changes, first_fault, next_due, no_schedule
 from kappa.engine.store import copy_rows, insight, jobs, lanes, maintenance
 from kappa.engine.store.jobs import NewJob
 from kappa.engine.together import AsyncTogether
@@ -88,14 +89,13 @@ class AsyncClient:
         new = orders.order(
             self._registry, kind, payload, priority, dedup_key, timeout, max_attempts, auto_approve, submitted_by,
             retry_of,
-            # In the caller's transaction the commit may come much later: what slept then is unknown now.
-            always_notify=connection is not None or needs is not None,
         )  # fmt: skip
         if at is not None or delay is not None:
             orders.set_time(new, at, delay)
         if estimate is not None:
             new.estimate = dump_untyped(kind, estimate)
-        if jobs.is_usual(new) and (made := await self._together.enqueue(new)) is not None:
+        batched = connection is None and needs is None and jobs.is_usual(new)
+        if batched and (made := await self._together.enqueue(new)) is not None:
             return Enqueued(made, created=True)
         async with self._session(connection) as session:
             if needs is None:
@@ -131,9 +131,7 @@ class AsyncClient:
         connection: AsyncConnection[Row] | None = None,
     ) -> int:
         """Put many jobs of one kind in, all or none, and say how many: some in one statement, thousands by COPY."""
-        new = orders.order_of_many(
-            self._registry, kind, priority, at, timeout, submitted_by, always_notify=connection is not None
-        )
+        new = orders.order_of_many(self._registry, kind, priority, at, timeout, submitted_by)
         texts = map(self._registry.dumper(kind), payloads)
         some = list(islice(texts, SOME + 1))
         if len(some) <= SOME and sum(map(len, some)) <= SOME_CHARACTERS:
@@ -158,7 +156,7 @@ class AsyncClient:
             for piece in copy_rows.rows(lane, new, texts):
                 await copy.write(piece)
         at = new.run_at
-        told = jobs.wake(lane, always=new.always_notify) if at is None else jobs.announce_due(at)
+        told = jobs.wake(lane) if at is None else jobs.announce_due(at)
         await run_async(connection, told)
         return cursor.rowcount
 
@@ -387,19 +385,86 @@ class AsyncClient:
         except psycopg.errors.LockNotAvailable as error:
             raise lanes.refused(to_lane, error) from None
 
-    async def put_schedule(self, schedule: Schedule) -> None:
-        """Make or change a schedule. It fires from its next due time on."""
-        fault = first_fault(schedule)
-        if fault is not None:
-            raise fault
-        payload = self._registry.dump_payload(schedule.kind, schedule.payload)
-        await self._do(maintenance.put_schedule(schedule, payload))
+    async def put_schedule(self, schedule: Schedule, *, connection: AsyncConnection[Row] | None = None) -> Schedule:
+        """Make or change a schedule. It fires from its next due time on, which the answer has."""
+        return await self._write_schedule(maintenance.put_schedule(schedule, self._checked(schedule)), connection)
 
-    async def drop_schedule(self, name: str) -> bool:
-        return await self._do(maintenance.drop_schedule(name))
+    async def add_schedule(self, schedule: Schedule, *, connection: AsyncConnection[Row] | None = None) -> Schedule:
+        """Make a schedule, unless there is one of its name."""
+        return await self._write_schedule(maintenance.declare_schedule(schedule, self._checked(schedule)), connection)
+
+    async def edit_schedule(
+        self, name: str, *, connection: AsyncConnection[Row] | None = None, **changes: Any
+    ) -> Schedule:
+        """Change columns of a schedule. Another cron expression or time zone moves its next time at once."""
+        check_changes(changes)
+        async with self._session(connection) as session, session.transaction():
+            now = await run_async(session, maintenance.lock_schedule(name))
+            if now is None:
+                raise no_schedule(name)
+            wanted = replace(now, **changes)
+            # One that can't fire any more can still be paused.
+            pauses = changes == {"enabled": False}
+            payload = dump_untyped(wanted.kind, wanted.payload) if pauses else self._checked(wanted)
+            return await self._write_schedule(maintenance.put_schedule(wanted, payload), session)
+
+    async def run_schedule(
+        self,
+        name: str,
+        *,
+        submitted_by: str | None = None,
+        approved: bool = True,
+        connection: AsyncConnection[Row] | None = None,
+    ) -> Enqueued:
+        """Enqueue a schedule's job now; when it is due next doesn't change.
+
+        A kind that asks for approval waits for it if `approved` says so.
+        """
+        by = submitted_by or f"schedule {name}"
+        async with self._session(connection) as session, session.transaction():
+            schedule = await run_async(session, maintenance.read_schedule(name))
+            if schedule is None:
+                raise no_schedule(name)
+            return await self.enqueue(
+                schedule.kind, schedule.payload, priority=schedule.priority, submitted_by=by,
+                auto_approve=by if approved else None, connection=session,
+            )  # fmt: skip
+
+    async def drop_schedule(self, name: str, *, connection: AsyncConnection[Row] | None = None) -> bool:
+        async with self._session(connection) as session:
+            return await run_async(session, maintenance.drop_schedule(name))
 
     async def schedules(self) -> list[Schedule]:
         return await self._do(maintenance.read_schedules())
+
+    async def show_schedule(self, name: str) -> Schedule:
+        schedule = await self._do(maintenance.read_schedule(name))
+        if schedule is None:
+            raise no_schedule(name)
+        return schedule
+
+    def _checked(self, schedule: Schedule) -> str:
+        """The payload as JSON text, of a schedule that can fire."""
+        fault = first_fault(schedule)
+        if fault is not None:
+            raise fault
+        return self._registry.dump_payload(schedule.kind, schedule.payload)
+
+    async def _write_schedule(
+        self, write: Op[tuple[Schedule, datetime] | None], connection: AsyncConnection[Row] | None
+    ) -> Schedule:
+        async with self._session(connection) as session, session.transaction():
+            written = await run_async(session, write)
+            if written is None:
+                raise ScheduleExists(
+                    f"there is a schedule {write.params['name']!r} already: edit it, or take another name"
+                )
+            schedule, since = written
+            if not schedule.enabled or schedule.next_at is not None:
+                return schedule
+            next_at = next_due(schedule.cron, schedule.timezone, since)
+            await run_async(session, maintenance.set_next_at(schedule.name, next_at))
+            return replace(schedule, next_at=next_at)
 
     @asynccontextmanager
     async def transaction(self) -> AsyncGenerator[AsyncConnection[Row]]:

@@ -3,6 +3,7 @@
 import random
 import traceback
 from datetime import timedelta
+from inspect import iscoroutine
 from typing import Any
 
 from kappa.engine.context import Running
@@ -39,6 +40,8 @@ def backoff(attempt: int) -> float:
 def of_value(running: Running, value: Any) -> Finish | PutBack:
     """The settlement for what a handler returned."""
     job_id, token = running.held
+    if running.unawaited and (missing := _missing_await(running)):
+        return Finish(job_id, token, JobState.FAILED, summary=missing)
     match value:
         case None if running.handler.may_return_nothing:
             return Finish(job_id, token, JobState.SUCCEEDED)
@@ -54,7 +57,8 @@ def of_value(running: Running, value: Any) -> Finish | PutBack:
             try:
                 result = running.handler.dump_result(value)
             except BadPayload as error:
-                return Finish(job_id, token, JobState.FAILED, summary=str(error))
+                summary = _forgotten_coroutine(running, value) or str(error)
+                return Finish(job_id, token, JobState.FAILED, summary=summary)
             return Finish(job_id, token, JobState.SUCCEEDED, result)
 
 
@@ -62,13 +66,15 @@ def of_error(running: Running, error: BaseException) -> Finish | PutBack:
     """The settlement for what a handler raised."""
     job_id, token = running.held
     if isinstance(error, JobCancelled):
-        if running.timed_out:
+        if running.stopped:
             return timed_out(running)
         return Finish(job_id, token, JobState.CANCELLED, reason=running.cancel_reason or str(error))
     if isinstance(error, JobTimedOut):
         return timed_out(running)
     if isinstance(error, AttemptLost):
         return _again(running, str(error) or "the attempt was lost", None, None)
+    if running.unawaited and (missing := _missing_await(running)):
+        error.add_note(missing)
     detail = "".join(traceback.format_exception(error))[-DETAIL_LIMIT:]
     if isinstance(error, BadPayload) or (isinstance(error, JobFailed) and not error.retry):
         return Finish(job_id, token, JobState.FAILED, summary=str(error), detail=detail)
@@ -78,6 +84,11 @@ def of_error(running: Running, error: BaseException) -> Finish | PutBack:
 def timed_out(running: Running) -> Finish:
     job_id, token = running.held
     return Finish(job_id, token, JobState.TIMED_OUT, summary="the time-out was reached")
+
+
+def stale(running: Running, limit: float) -> Finish | PutBack:
+    """The settlement for an attempt that reported no progress for too long."""
+    return _again(running, f"no progress for {limit:g} s", None, None)
 
 
 def lost(running: Running) -> Finish | PutBack:
@@ -94,6 +105,24 @@ def lost(running: Running) -> Finish | PutBack:
         summary = f"it was claimed {claimed.claims} times, and every worker was lost before it was seen to start"
         return Finish(claimed.id, claimed.token, JobState.FAILED, summary=summary, started=False)
     return PutBack(claimed.id, claimed.token, started=False)
+
+
+def _missing_await(running: Running) -> str | None:
+    """What to tell the author of a handler on the loop that called its context and didn't wait for it."""
+    if not running.handler.is_async or not (names := running.never_awaited()):
+        return None
+    calls = ", ".join(f"`await ctx.{name}(...)`" for name in dict.fromkeys(names))
+    kind = running.handler.kind
+    return f"the handler of {kind!r} called its context without `await`, which does nothing: write {calls}"
+
+
+def _forgotten_coroutine(running: Running, value: Any) -> str | None:
+    """What to tell the author of a handler that returned a coroutine in place of its result."""
+    if not iscoroutine(value):
+        return None
+    value.close()
+    remedy = "await it" if running.handler.is_async else "declare the handler with `async def` and await it"
+    return f"the handler of {running.handler.kind!r} returned a coroutine that never ran: {remedy}"
 
 
 def _again(running: Running, summary: str, detail: str | None, after: timedelta | None) -> Finish | PutBack:

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import replace
 from datetime import datetime, timedelta
 from itertools import chain, islice
 from types import TracebackType
@@ -12,10 +13,10 @@ import psycopg
 from psycopg import Connection
 
 from kappa.engine import orders
-from kappa.engine.errors import EngineError, IllegalTransition, JobNotFound, LaneError
+from kappa.engine.errors import EngineError, IllegalTransition, JobNotFound, LaneError, ScheduleExists
 from kappa.engine.model import Enqueued, Job, JobEvent, JobPage, JobState, Lane, Needs, Relative, Schedule, WorkerSeen
 from kappa.engine.registry import Registry, dump_untyped
-from kappa.engine.schedule import first_fault
+from kappa.engine.schedule import check_changes, first_fault, next_due, no_schedule
 from kappa.engine.store import copy_rows, insight, jobs, lanes, maintenance
 from kappa.engine.store.jobs import NewJob
 from kappa.engine.together import Together
@@ -84,14 +85,13 @@ class Client:
         new = orders.order(
             self._registry, kind, payload, priority, dedup_key, timeout, max_attempts, auto_approve, submitted_by,
             retry_of,
-            # In the caller's transaction the commit may come much later: what slept then is unknown now.
-            always_notify=connection is not None or needs is not None,
         )  # fmt: skip
         if at is not None or delay is not None:
             orders.set_time(new, at, delay)
         if estimate is not None:
             new.estimate = dump_untyped(kind, estimate)
-        if jobs.is_usual(new) and (made := self._together.enqueue(new)) is not None:
+        batched = connection is None and needs is None and jobs.is_usual(new)
+        if batched and (made := self._together.enqueue(new)) is not None:
             return Enqueued(made, created=True)
         with self._session(connection) as session:
             if needs is None:
@@ -127,9 +127,7 @@ class Client:
         connection: Connection[Row] | None = None,
     ) -> int:
         """Put many jobs of one kind in, all or none, and say how many: some in one statement, thousands by COPY."""
-        new = orders.order_of_many(
-            self._registry, kind, priority, at, timeout, submitted_by, always_notify=connection is not None
-        )
+        new = orders.order_of_many(self._registry, kind, priority, at, timeout, submitted_by)
         texts = map(self._registry.dumper(kind), payloads)
         some = list(islice(texts, SOME + 1))
         if len(some) <= SOME and sum(map(len, some)) <= SOME_CHARACTERS:
@@ -154,7 +152,7 @@ class Client:
             for piece in copy_rows.rows(lane, new, texts):
                 copy.write(piece)
         at = new.run_at
-        told = jobs.wake(lane, always=new.always_notify) if at is None else jobs.announce_due(at)
+        told = jobs.wake(lane) if at is None else jobs.announce_due(at)
         run(connection, told)
         return cursor.rowcount
 
@@ -379,19 +377,84 @@ class Client:
         except psycopg.errors.LockNotAvailable as error:
             raise lanes.refused(to_lane, error) from None
 
-    def put_schedule(self, schedule: Schedule) -> None:
-        """Make or change a schedule. It fires from its next due time on."""
-        fault = first_fault(schedule)
-        if fault is not None:
-            raise fault
-        payload = self._registry.dump_payload(schedule.kind, schedule.payload)
-        self._do(maintenance.put_schedule(schedule, payload))
+    def put_schedule(self, schedule: Schedule, *, connection: Connection[Row] | None = None) -> Schedule:
+        """Make or change a schedule. It fires from its next due time on, which the answer has."""
+        return self._write_schedule(maintenance.put_schedule(schedule, self._checked(schedule)), connection)
 
-    def drop_schedule(self, name: str) -> bool:
-        return self._do(maintenance.drop_schedule(name))
+    def add_schedule(self, schedule: Schedule, *, connection: Connection[Row] | None = None) -> Schedule:
+        """Make a schedule, unless there is one of its name."""
+        return self._write_schedule(maintenance.declare_schedule(schedule, self._checked(schedule)), connection)
+
+    def edit_schedule(self, name: str, *, connection: Connection[Row] | None = None, **changes: Any) -> Schedule:
+        """Change columns of a schedule. Another cron expression or time zone moves its next time at once."""
+        check_changes(changes)
+        with self._session(connection) as session, session.transaction():
+            now = run(session, maintenance.lock_schedule(name))
+            if now is None:
+                raise no_schedule(name)
+            wanted = replace(now, **changes)
+            # One that can't fire any more can still be paused.
+            pauses = changes == {"enabled": False}
+            payload = dump_untyped(wanted.kind, wanted.payload) if pauses else self._checked(wanted)
+            return self._write_schedule(maintenance.put_schedule(wanted, payload), session)
+
+    def run_schedule(
+        self,
+        name: str,
+        *,
+        submitted_by: str | None = None,
+        approved: bool = True,
+        connection: Connection[Row] | None = None,
+    ) -> Enqueued:
+        """Enqueue a schedule's job now; when it is due next doesn't change.
+
+        A kind that asks for approval waits for it if `approved` says so.
+        """
+        by = submitted_by or f"schedule {name}"
+        with self._session(connection) as session, session.transaction():
+            schedule = run(session, maintenance.read_schedule(name))
+            if schedule is None:
+                raise no_schedule(name)
+            return self.enqueue(
+                schedule.kind, schedule.payload, priority=schedule.priority, submitted_by=by,
+                auto_approve=by if approved else None, connection=session,
+            )  # fmt: skip
+
+    def drop_schedule(self, name: str, *, connection: Connection[Row] | None = None) -> bool:
+        with self._session(connection) as session:
+            return run(session, maintenance.drop_schedule(name))
 
     def schedules(self) -> list[Schedule]:
         return self._do(maintenance.read_schedules())
+
+    def show_schedule(self, name: str) -> Schedule:
+        schedule = self._do(maintenance.read_schedule(name))
+        if schedule is None:
+            raise no_schedule(name)
+        return schedule
+
+    def _checked(self, schedule: Schedule) -> str:
+        """The payload as JSON text, of a schedule that can fire."""
+        fault = first_fault(schedule)
+        if fault is not None:
+            raise fault
+        return self._registry.dump_payload(schedule.kind, schedule.payload)
+
+    def _write_schedule(
+        self, write: Op[tuple[Schedule, datetime] | None], connection: Connection[Row] | None
+    ) -> Schedule:
+        with self._session(connection) as session, session.transaction():
+            written = run(session, write)
+            if written is None:
+                raise ScheduleExists(
+                    f"there is a schedule {write.params['name']!r} already: edit it, or take another name"
+                )
+            schedule, since = written
+            if not schedule.enabled or schedule.next_at is not None:
+                return schedule
+            next_at = next_due(schedule.cron, schedule.timezone, since)
+            run(session, maintenance.set_next_at(schedule.name, next_at))
+            return replace(schedule, next_at=next_at)
 
     @contextmanager
     def transaction(self) -> Generator[Connection[Row]]:

@@ -43,6 +43,9 @@ class WorkerConfig:
     """How long a claimer trusts where its last full batch ended."""
     lead_every: timedelta = timedelta(seconds=2)
     """How often a standby tries to lead."""
+    leader_ttl: timedelta = timedelta(seconds=8)
+    """How long a heartbeat of this process is good while it leads; it gives three in that time. A leader that is silent
+    for longer, frozen for example, is replaced by the next standby that tries."""
 
 
 def kept_threads(lanes: int) -> int:

@@ -8,10 +8,12 @@ refuses: a handler that was paused for too long can change nothing that its succ
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Coroutine, Generator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
 from contextvars import ContextVar
-from typing import Any, Protocol, TypeVar
+from functools import wraps
+from inspect import CORO_CREATED, getcoroutinestate
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from psycopg import AsyncConnection, Connection
 from pydantic_core import to_json
@@ -23,6 +25,7 @@ from kappa.engine.threads import BoundedThreads
 from kappa.pg.queries import Row
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 
 TIME_TO_LOOK = 10.0
@@ -40,18 +43,22 @@ class Running:
         "deadline",
         "ending",
         "finished",
+        "gathers",
         "handler",
+        "heard_at",
         "held",
         "lane",
         "light",
         "lost",
         "lost_told",
         "progress",
+        "slot",
         "spawned",
         "stack",
         "started",
+        "stopped",
         "task",
-        "timed_out",
+        "unawaited",
         "unwritable",
         "waiting",
     )  # fmt: skip
@@ -64,18 +71,26 @@ class Running:
         self.light = claimed.light
         self.lost = False
         self.lost_told = False
-        self.timed_out = False
+        self.stopped = False
+        """Whether the worker stopped it, for a time-out or for want of progress. Then its outcome is settled."""
         self.finished = False
         self.started = claimed.started
         self.waiting = False
+        self.gathers = 0
+        """How many `gather` calls of this handler wait for children. While one does, the slot belongs to others."""
+        self.slot: asyncio.Lock | None = None
+        """One `gather` at a time releases or reacquires the slot."""
         self.unwritable = False
         self.ending = False
+        """Whether its own transaction is about to commit: the job's row may be gone before the worker knows why."""
         self.cancel_reason = claimed.cancel_reason
-        self.begun = time.monotonic()
+        self.begun = self.heard_at = time.monotonic()
         self.deadline = self.begun + claimed.seconds_left
         self.task: asyncio.Task[None] | None = None
         self.progress: tuple[float | None, float | None, str | None] | None = None
         self.spawned = 0
+        self.unawaited: dict[Coroutine[Any, Any, Any], str] | None = None
+        """Calls of the context's methods that have not begun, and the methods' names."""
         self.connection: AsyncConnection[Row] | Connection[Row] | None = None
         """The handler's own transaction, which settling will commit."""
         self.stack: ExitStack | AsyncExitStack | None = None
@@ -90,9 +105,28 @@ class Running:
         """Seconds since it began here."""
         return time.monotonic() - self.begun
 
+    def begins(self) -> None:
+        """Its turn has come: its time counts from now. That of an adopted attempt counts from its own start."""
+        self.heard_at = time.monotonic()
+        if not self.claimed.started:
+            self.begun = self.heard_at
+            self.deadline = self.begun + self.claimed.seconds_left
+
+    def heard(self) -> None:
+        """Its handler showed that the work goes on."""
+        self.heard_at = time.monotonic()
+
     def look_for_it(self) -> None:
         """Adopted: even if its time is over, there is time to see how it ended."""
         self.deadline = max(self.deadline, self.begun + TIME_TO_LOOK)
+
+    def never_awaited(self) -> list[str]:
+        """The context's methods that the handler called without awaiting them. They won't run any more."""
+        calls, self.unawaited = self.unawaited or {}, None
+        found = [name for call, name in calls.items() if getcoroutinestate(call) == CORO_CREATED]
+        for call in calls:
+            call.close()
+        return found
 
     @property
     def facts(self) -> dict[str, int | str]:
@@ -188,7 +222,7 @@ class _Facts:
     def cancelled(self) -> bool:
         """Whether the handler should stop at the next good place."""
         running = self._running
-        return running.cancel_reason is not None or running.lost or running.timed_out
+        return running.cancel_reason is not None or running.lost or running.stopped
 
     def raise_if_cancelled(self) -> None:
         """Leave the handler here if the job was cancelled, ran out of time, or is no longer ours."""
@@ -201,6 +235,29 @@ class _Facts:
             raise LeaseLost(f"the lease of job {self.job_id} is lost: nothing more can be written")
 
 
+def _must_be_awaited(
+    method: "Callable[Concatenate[AsyncJobContext, P], Coroutine[Any, Any, T]]",
+) -> "Callable[Concatenate[AsyncJobContext, P], Coroutine[Any, Any, T]]":
+    """Let the attempt know of each call until it begins: one that nobody awaits does nothing, silently."""
+
+    @wraps(method)
+    def call(self: "AsyncJobContext", *args: P.args, **named: P.kwargs) -> Coroutine[Any, Any, T]:
+        running = self._running  # pyright: ignore[reportPrivateUsage]
+        if running.unawaited is None:
+            running.unawaited = {}
+        unawaited = running.unawaited
+
+        async def begin() -> T:
+            unawaited.pop(coroutine, None)
+            return await method(self, *args, **named)
+
+        coroutine = begin()
+        unawaited[coroutine] = method.__name__
+        return coroutine
+
+    return call
+
+
 class AsyncJobContext(_Facts):
     """The context of a handler on the event loop."""
 
@@ -211,15 +268,19 @@ class AsyncJobContext(_Facts):
     def progress(self, done: float, total: float | None = None, message: str | None = None) -> None:
         """Say how far the work is. Costs nothing: the latest word is written a few times a second."""
         self._refuse_if_lost()
+        self._running.heard()
         self._running.progress = (float(done), None if total is None else float(total), message)
         self._office.report_progress(self._running)
 
+    @_must_be_awaited
     async def checkpoint(self, value: Any) -> None:
         """Keep a JSON value for whoever runs this job next, should this attempt not live to its end."""
         self._refuse_if_lost()
+        self._running.heard()
         if not await self._office.save_checkpoint(self._running, to_json(value).decode()):
             self._lose()
 
+    @_must_be_awaited
     async def last_checkpoint(self) -> Any:
         """What the last `checkpoint` kept, in this attempt or an earlier one; None if nothing."""
         self._refuse_if_lost()
@@ -228,6 +289,7 @@ class AsyncJobContext(_Facts):
             self._lose()
         return found[0]
 
+    @_must_be_awaited
     async def spawn(self, kind: str, payload: Any = None, *, key: str | None = None, priority: int = 0) -> str:
         """Enqueue a child job, once however often this handler runs, and give its key for `gather`.
 
@@ -235,16 +297,22 @@ class AsyncJobContext(_Facts):
         order finds the same children again.
         """
         self._refuse_if_lost()
+        self._running.heard()
         if key is None:
             self._running.spawned += 1
             key = f"#{self._running.spawned}"
         await self._office.spawn(self._running, kind, payload, key, priority)
         return key
 
+    @_must_be_awaited
     async def gather(self, *keys: str) -> list[Any]:
-        """Wait for children and give their results in order. Meanwhile the slot belongs to others."""
+        """Wait for children and give their results in order. Meanwhile the slot belongs to others.
+
+        Where several `gather` of one handler wait at the same time, the slot is taken again when the last one is done.
+        """
         self._refuse_if_lost()
         found = await self._office.gather(self._running, list(keys))
+        self._running.heard()
         for key in keys:
             child, state, _, summary = found[key]
             if state is not JobState.SUCCEEDED:
@@ -284,6 +352,7 @@ class JobContext(_Facts):
     def progress(self, done: float, total: float | None = None, message: str | None = None) -> None:
         """Say how far the work is. Costs nothing: the latest word is written a few times a second."""
         self._refuse_if_lost()
+        self._running.heard()
         self._running.progress = (float(done), None if total is None else float(total), message)
         self._loop.call_soon_threadsafe(self._office.report_progress, self._running)
 

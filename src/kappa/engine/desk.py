@@ -1,4 +1,4 @@
-"""Where a worker's attempts hand in what they have: starts, progress, outcomes, signs of life.
+"""Where a worker's attempts hand in what they have: starts, progress, outcomes.
 
 Each goes out as one statement for all that is there. What a statement doesn't give back was no longer this worker's:
 its attempt is told that the lease is lost, and nothing of it was written.
@@ -8,7 +8,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TypeVar
 
 from kappa.engine.batch import Batch
@@ -17,13 +17,16 @@ from kappa.engine.context import Running
 from kappa.engine.model import JobState
 from kappa.engine.signals import Signals
 from kappa.engine.store import jobs
-from kappa.engine.store.jobs import Ages, Finish, PutBack
+from kappa.engine.store.jobs import Ages, Finish, PutBack, Renewal
 from kappa.pg import AsyncPool
 from kappa.pg.ops import Op, run_async
 
 T = TypeVar("T")
 
 log = logging.getLogger(__name__)
+
+OVERDUE = 5.0
+"""Seconds for which an attempt whose time is up keeps its lease while nobody has stopped it."""
 
 
 class Desk:
@@ -43,18 +46,32 @@ class Desk:
         self._done = done
         self._carry = carry
         self._outlasted = outlasted
-        self._quick = Batch("settle", self._settle_quick, refused=self._unwritable)
-        self._finish = Batch("settle", self._settle, refused=lambda item, error: self._unwritable(item[0], error))
-        self._back = Batch("put back", self._put_back, refused=lambda item, error: self._unwritable(item[0], error))
-        self._starts = Batch("start", self._mark, refused=self._ignored)
+        self._quick = Batch("settle", self._settle_quick, refused=self._unwritable, locked=self._locked)
+        self._finish = Batch(
+            "settle", self._settle, refused=lambda item, error: self._unwritable(item[0], error), locked=self._locked_of
+        )
+        self._back = Batch(
+            "put back",
+            self._put_back,
+            refused=lambda item, error: self._unwritable(item[0], error),
+            locked=self._locked_of,
+        )
+        self._starts = Batch("start", self._mark, refused=self._ignored, locked=self._locked)
         self._mark_after = config.start_mark_after.total_seconds()
         self._young: deque[Running] = deque()
         self._some_young = asyncio.Event()
         self._careful_starts = Batch(
-            "start", self._mark_and_start, refused=lambda item, error: self._unwritable(item[0], error)
+            "start",
+            self._mark_and_start,
+            refused=lambda item, error: self._unwritable(item[0], error),
+            locked=self._locked_of,
         )
         self._reports = Batch(
-            "progress", self._report, refused=self._ignored, pause=config.progress_every.total_seconds()
+            "progress",
+            self._report,
+            refused=self._ignored,
+            locked=self._locked,
+            pause=config.progress_every.total_seconds(),
         )
         self._running: dict[int, Running] = {}
 
@@ -80,19 +97,20 @@ class Desk:
     def find(self, job_id: int) -> Running | None:
         return self._running.get(job_id)
 
-    def begin(self, running: Running, start: Callable[[Running], None]) -> None:
+    def begin(self, running: Running, start: Callable[[Running], None], *, is_late: bool = False) -> None:
         """An attempt is under way, with a lease to renew and a start to count.
 
         The last attempt that a job may have begins only when its start is written: it must not be run twice because
         its worker was lost in between. So does every attempt of a job that vanished once without a start that anybody
-        saw: there may have been one, and there won't be another.
+        saw: there may have been one, and there won't be another. And so does one whose claim was answered so late that
+        the lease may be over.
         """
         if running.claimed.id in self._running:
             self.supersede(running.claimed.id)
         self._running[running.claimed.id] = running
         if running.started:
             start(running)
-        elif running.attempt >= running.claimed.max_attempts or running.claimed.claims > running.attempt:
+        elif is_late or running.attempt >= running.claimed.max_attempts or running.claimed.claims > running.attempt:
             self._careful_starts.add((running, start))
         else:
             start(running)  # first: whoever watches the young ones has time
@@ -153,19 +171,29 @@ class Desk:
             await self._do(jobs.write_down(*running.held))
             running.light = False
 
-    async def renew(self) -> None:
-        """Renew every lease in one statement; lost ones and cancelled ones are told."""
-        held = [running for running in self._running.values() if not running.finished and not running.lost]
-        if not held:
-            return
-        kept = await self._do(jobs.renew([running.held for running in held]))
-        for running in held:
-            if running.finished:
-                continue
-            if running.claimed.id not in kept:
+    def leases(self) -> list[Running]:
+        """The leases to renew; also for the heartbeat's thread. An outcome that is not written yet needs its lease.
+
+        Time-outs are the event loop's work. Should the loop stand still, the lease of an attempt that is over its time
+        runs out: another worker will find out about it.
+        """
+        overdue = time.monotonic() - OVERDUE
+        return [
+            running
+            for running in list(self._running.values())
+            if not running.lost and (running.finished or running.deadline > overdue)
+        ]
+
+    def renewed(self, leases: Iterable[Running], found: Mapping[int, Renewal]) -> None:
+        """What the heartbeat heard: lost leases and cancelled jobs."""
+        for running in leases:
+            if running.finished or running.ending:
+                continue  # its row may be gone because its own outcome is written
+            renewal = found.get(running.claimed.id)
+            if renewal is None:
                 self.lose(running)
-            elif (reason := kept[running.claimed.id]) is not None:
-                running.cancel_reason = reason
+            elif renewal.cancel_reason is not None:
+                running.cancel_reason = renewal.cancel_reason
 
     def lose(self, running: Running) -> None:
         running.lost = True
@@ -183,6 +211,14 @@ class Desk:
             await self._do(jobs.release([running.held for running in held]))
             for running in held:
                 running.lost = True
+
+    async def _locked(self, batch: list[Running]) -> list[Running]:
+        ids = await self._do(jobs.locked(running.claimed.id for running in batch))
+        return [running for running in batch if running.claimed.id in ids]
+
+    async def _locked_of(self, batch: list[tuple[Running, T]]) -> list[tuple[Running, T]]:
+        locked = await self._locked([running for running, _ in batch])
+        return [item for item in batch if item[0] in locked]
 
     async def _do(self, op: Op[T]) -> T:
         async with self._pool.connection(who="desk") as connection:
@@ -251,7 +287,10 @@ class Desk:
             due = time.monotonic() - self._mark_after
             while self._young and (self._young[0].finished or self._young[0].begun <= due):
                 running = self._young.popleft()
-                if not (running.finished or running.lost):
+                if running.task is None and not (running.finished or running.lost):
+                    running.begins()  # its turn has not come
+                    self._young.append(running)
+                elif not (running.finished or running.lost):
                     if running.light:
                         self._outlasted(running)
                     self._starts.add(running)

@@ -44,6 +44,7 @@ class Engine:
         kind: str,
         *,
         timeout: timedelta | None = None,
+        stale_timeout: timedelta | None = None,
         idempotent: bool = False,
         max_attempts: int | None = None,
         approval: bool = False,
@@ -53,6 +54,10 @@ class Engine:
         needs_database: bool = False,
     ) -> Callable[[F], F]:
         """Declare the decorated function as the handler of a kind: `(ctx)` or `(ctx, payload)`, blocking or async.
+
+        An attempt that lasts longer than `timeout` ends `timed_out`. One that reports no progress for longer than
+        `stale_timeout` is stopped and tried again, as often as the kind allows; without it the lane's `stale_timeout`
+        holds, and `timedelta.max` is for work that can't report any.
 
         `adoptable` is for work that outlives its worker: an orphan is handed to the handler again, as the same attempt
         with `ctx.adopted`, to find what became of it; if nothing can be found it raises `AttemptLost`.
@@ -67,7 +72,8 @@ class Engine:
 
         def declare(function: F) -> F:
             self.registry.add(
-                kind, function, timeout=timeout, idempotent=idempotent, max_attempts=max_attempts,
+                kind, function, timeout=timeout, stale_timeout=stale_timeout, idempotent=idempotent,
+                max_attempts=max_attempts,
                 approval=approval, estimate=estimate, adoptable=adoptable, needed=needed, needs_database=needs_database,
             )  # fmt: skip
             return function
@@ -102,6 +108,11 @@ class Engine:
             raise fault
         self._schedules[schedule.name] = schedule
         return schedule
+
+    @property
+    def declared_schedules(self) -> frozenset[str]:
+        """The names of those that `install` makes if they are missing."""
+        return frozenset(self._schedules)
 
     @property
     def served_lanes(self) -> tuple[str, ...]:

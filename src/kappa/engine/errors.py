@@ -9,6 +9,8 @@ KappaError
     ├── LaneError           a lane that can't be as it was asked to be
     ├── LanesHeld           another job holds lanes, beside which nothing else may run
     ├── ScheduleError       a schedule that can't be understood
+    │   ├── ScheduleNotFound
+    │   └── ScheduleExists
     ├── LeaseLost           another owner has the job, or nobody; this one may write nothing more
     ├── JobCancelled        raised in a handler, by `raise_if_cancelled`, when it should stop
     ├── JobFailed           raised by a handler: failed, and its text may be shown to users
@@ -54,6 +56,14 @@ class LanesHeld(EngineError):
 
 class ScheduleError(EngineError):
     """A schedule that can't be understood."""
+
+
+class ScheduleNotFound(ScheduleError):
+    """There is no schedule of that name."""
+
+
+class ScheduleExists(ScheduleError):
+    """There is a schedule of that name already."""
 
 
 class LeaseLost(EngineError):

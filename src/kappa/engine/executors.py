@@ -4,7 +4,8 @@
 - `thread`: the handler blocks a thread; at its time-out it is told.
 - `process`: the handler runs in a child process, behind a thread that speaks for it; at its time-out it is killed.
 
-A time-out is settled at once, whatever the handler makes of it: with the lease gone, its later writes are refused.
+An attempt that is stopped is settled at once, whatever the handler makes of it: with the lease gone, its later writes
+are refused.
 """
 
 import asyncio
@@ -94,6 +95,7 @@ class Executors:
         if running.handler.is_async:
             self._tasks.start(running)
             return
+        running.begins()
         if executor is Executor.PROCESS:
             attempting = self._in_thread(running, self._in_child)
         else:
@@ -109,8 +111,9 @@ class Executors:
         await asyncio.gather(*self._stopping)
 
     async def _on_loop(self, running: Running) -> None:
-        if running.timed_out:  # before it had its turn
+        if running.stopped:  # before it had its turn
             return
+        running.begins()
         handler = running.handler
         context = AsyncJobContext(running, self._office)
         outcome: Finish | PutBack | None = None
@@ -119,14 +122,20 @@ class Executors:
                 value = await handler.function(context, handler.load_payload(running.claimed.payload))
             else:
                 value = await handler.function(context)
-            if value is None and running.connection is None and handler.may_return_nothing and not running.timed_out:
+            if (
+                value is None
+                and running.connection is None
+                and handler.may_return_nothing
+                and not running.stopped
+                and not running.unawaited
+            ):
                 self._desk.succeed(running)
                 return
             outcome = attempt.of_value(running, value)
         except LeaseLost:
             pass
         except asyncio.CancelledError as error:
-            if running.task is not None and running.task.cancelling() and not running.timed_out:
+            if running.task is not None and running.task.cancelling() and not running.stopped:
                 await self._undo(running)
                 raise
             outcome = attempt.of_error(running, error)  # of something that the handler itself cancelled
@@ -134,7 +143,7 @@ class Executors:
             # Not even SystemExit: a handler's end isn't the worker's.
             outcome = attempt.of_error(running, error)
         running.ending = True
-        if running.timed_out:  # settled when its time was up
+        if running.stopped:  # settled when its time was up
             await self._undo(running)
         elif outcome is None:
             await self._give_up(running)
@@ -162,11 +171,11 @@ class Executors:
         else:
             self._desk.settle(running, outcome)
 
-    def time_is_up(self, running: Running) -> None:
-        """Stop the work: cancel it on the loop, kill its process, tell its thread."""
+    def stop(self, running: Running, outcome: Callable[[Running], Finish | PutBack]) -> None:
+        """Stop the work, and settle it so: cancel it on the loop, kill its process, tell its thread."""
         if running.ending:
             return  # the handler returned in time; its transaction is about to commit
-        running.timed_out = True
+        running.stopped = True
         if running.handler.is_async:
             if running.task is not None:
                 stopping = self._loop.create_task(self._cancel(running, running.task))
@@ -175,7 +184,7 @@ class Executors:
         else:
             self._children.kill(running)
         if not running.finished:
-            self._desk.settle(running, attempt.timed_out(running))
+            self._desk.settle(running, outcome(running))
 
     async def _cancel(self, running: Running, task: "asyncio.Task[None]") -> None:
         for _ in range(CANCELS):
@@ -183,8 +192,10 @@ class Executors:
                 task.cancel()
             if (await asyncio.wait([task], timeout=CANCEL_AGAIN))[0]:
                 return
-            log.warning("job %d: its time is up, and its handler goes on", running.claimed.id, extra=running.facts)
-        log.error("job %d: its handler can't be stopped: left alone", running.claimed.id, extra=running.facts)
+            log.warning(
+                "job %d: the handler is still running after it was stopped", running.claimed.id, extra=running.facts
+            )
+        log.error("job %d: the handler can't be stopped: left alone", running.claimed.id, extra=running.facts)
 
     async def _undo(self, running: Running) -> None:
         if running.connection is not None and self._office.has_transaction(running):
@@ -197,7 +208,7 @@ class Executors:
 
     async def _in_thread(self, running: Running, call: Callable[[Running], Finish | PutBack | None]) -> None:
         outcome = await self._threads.submit(lambda: _as_current(running, call))
-        if running.timed_out:
+        if running.stopped:
             return  # settled when its time was up; until now it had its thread
         if isinstance(outcome, (Finish, PutBack)):
             self._desk.settle(running, outcome)

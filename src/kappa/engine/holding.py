@@ -1,7 +1,8 @@
 """For a job beside which nothing else may run: the other lanes are drained while it has its lease.
 
 What holds is the lease. Whoever ends in order lets go; when a holder is killed, its lease runs out, and the reaper's
-next round switches the lanes on. A lane that a person had switched off is left alone.
+next round lets go. Whether a person has switched a lane on or off is another fact: nothing is claimed from a lane that
+is held, and what the person wants counts afterwards.
 """
 
 import time
@@ -28,7 +29,7 @@ def other_lanes_drained(
     """Nothing is claimed in any other lane, and what ran there has ended; `told` hears how much is left.
 
     Raises `LanesHeld` where another job holds lanes. A block that raises lets go; one that succeeds calls `let_go` in
-    the job's own transaction, so that the lanes are switched on by the commit of what was done.
+    the job's own transaction, so that the lanes are let go by the commit of what was done.
     """
     with database.connect() as connection:
         names = _hold(connection, ctx)
@@ -44,7 +45,7 @@ def other_lanes_drained(
 
 
 def let_go(connection: Connection[Row], ctx: JobContext) -> None:
-    """Switch the lanes on when this transaction commits."""
+    """Let the lanes go when this transaction commits."""
     run(connection, holds.let_go(*ctx.held))
 
 
@@ -58,7 +59,6 @@ def _hold(connection: Connection[Row], ctx: JobContext) -> list[str]:
     if not names and ctx.lease_lost:
         raise LeaseLost(f"the lease of job {ctx.job_id} is lost: it can hold no lanes")
     for name in names:
-        # Whoever was in the middle of a claim when the lane was switched off has committed it now.
-        with connection.transaction():
-            run(connection, jobs.lock_lane(name))
+        # Whoever was in the middle of a claim when the lane was still open has committed it now.
+        run(connection, jobs.lock_lane(name))
     return names

@@ -12,6 +12,7 @@ from operator import attrgetter
 from typing import TypeVar
 
 import psycopg
+from psycopg.errors import LockNotAvailable
 
 from kappa.engine.config import WorkerConfig
 from kappa.engine.context import Running
@@ -34,6 +35,8 @@ BUSY_AFTER = 3
 LOOK_AGAIN = (0.005, 0.05)
 """An enqueue that began before this lane fell asleep may not have seen the sleeper: two more looks find its job."""
 RETRY = 0.5
+LATE = 0.5
+"""The share of a lease after which the answer to a claim is late: whether the leases still hold is looked up first."""
 LIGHT_FROM = 10
 """A claim for fewer jobs than this writes each one's own row: a batch's lease is a row as well."""
 ROWS_OF_THEIR_OWN = 5.0
@@ -54,7 +57,7 @@ class LaneRunner:
         registry: Registry,
         config: WorkerConfig,
         signals: Signals,
-        start: Callable[["LaneRunner", list[Claimed]], None],
+        start: Callable[["LaneRunner", list[Claimed], bool], None],
         desk: Desk,
     ) -> None:
         self.lane = lane
@@ -94,6 +97,9 @@ class LaneRunner:
                     # What it refuses may be one of those that came along: the desk will tell which.
                     if not (isinstance(error, (psycopg.OperationalError, PgError)) or self._to_carry):
                         raise
+                    if isinstance(error, LockNotAvailable) and self._to_carry:
+                        self._carry_no_more()  # the desk finds out which of them is locked
+                        continue
                     lane = self.lane.name
                     log.warning("lane %s: no claim, next try soon: %s", lane, error, extra={"lane": lane})
                     self._carry_no_more()
@@ -117,7 +123,7 @@ class LaneRunner:
     def follow(self, lane: Lane) -> None:
         """The lane's row as it is now."""
         back = self.lane.executor is Executor.FLEET and lane.executor is not Executor.FLEET
-        grew = back or lane.max_slots > self.lane.max_slots or (lane.enabled and not self.lane.enabled)
+        grew = back or lane.max_slots > self.lane.max_slots or (lane.is_open and not self.lane.is_open)
         self.lane = lane
         if grew:
             self.wake()
@@ -218,9 +224,11 @@ class LaneRunner:
             self._floor, self._floor_token = START, 0
             self._floor_until = time.monotonic() + self._config.floor_for.total_seconds()
         from_start = self._floor == START
+        asked_at = time.monotonic()
         claimed = await self._exchange(asked)
         _put_in_order(claimed)
-        self._start(self, claimed)
+        is_late = time.monotonic() - asked_at > self.lane.lease_ttl.total_seconds() * LATE
+        self._start(self, claimed, is_late)
         if 0 < len(claimed) < asked:
             await asyncio.sleep(0)  # they begin before the lane goes to rest; under load the next claim comes first
         if claimed and (len(claimed) == asked or self._starved):

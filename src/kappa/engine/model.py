@@ -77,6 +77,13 @@ class Lane:
     stale_timeout: timedelta = timedelta(minutes=30)
     enabled: bool = True
     executor: Executor = Executor.THREAD
+    held_by: int | None = None
+    """The job that holds the lane for as long as it runs, whatever `enabled` says; only read."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether anything is claimed from it."""
+        return self.enabled and self.held_by is None
 
     def __post_init__(self) -> None:
         """Types, and names where they stand for what they name; numbers are the database's to judge."""

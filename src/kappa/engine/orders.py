@@ -27,8 +27,6 @@ def order(
     auto_approve: str | None,
     submitted_by: str | None,
     retry_of: int | None,
-    *,
-    always_notify: bool,
 ) -> NewJob:
     """One job, with the policy of its kind where the caller has none of its own."""
     check_priority(priority)
@@ -41,7 +39,7 @@ def order(
     text = registry.dump_payload(kind, payload)
     new = NewJob(
         kind, text, priority, submitted_by, dedup_key, retry_of=retry_of, approved_by=auto_approve,
-        timeout=timeout, max_attempts=max_attempts or 1, always_notify=always_notify,
+        timeout=timeout, max_attempts=max_attempts or 1,
     )  # fmt: skip
     handler = registry.find(kind)
     if handler is not None:
@@ -59,8 +57,6 @@ def order_of_many(
     at: datetime | None,
     timeout: timedelta | None,
     submitted_by: str | None,
-    *,
-    always_notify: bool,
 ) -> NewJob:
     """What many jobs of a kind have in common: all but their payloads."""
     handler = registry.find(kind)
@@ -73,7 +69,7 @@ def order_of_many(
     _check_timeout(timeout)
     return NewJob(
         kind, "", priority, submitted_by, run_at=at, timeout=timeout or (handler.timeout if handler else None),
-        max_attempts=handler.max_attempts if handler else 1, always_notify=always_notify,
+        max_attempts=handler.max_attempts if handler else 1,
     )  # fmt: skip
 
 

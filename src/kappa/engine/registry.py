@@ -34,6 +34,8 @@ class Handler:
     payload: TypeAdapter[Any]
     result: TypeAdapter[Any]
     timeout: timedelta | None = None
+    stale_timeout: timedelta | None = None
+    """How long an attempt may report no progress; None: as long as its lane says."""
     max_attempts: int = 1
     approval: bool = False
     estimate: Callable[[Any], Any] | None = None
@@ -92,6 +94,7 @@ class Registry:
         function: Callable[..., Any],
         *,
         timeout: timedelta | None = None,
+        stale_timeout: timedelta | None = None,
         idempotent: bool = False,
         max_attempts: int | None = None,
         approval: bool = False,
@@ -106,6 +109,8 @@ class Registry:
             )
         if timeout is not None and checked_interval(f"the timeout of {kind!r}", timeout) <= timedelta(0):
             raise EngineError(f"the timeout of {kind!r} must be more than nothing, not {timeout}")
+        if stale_timeout is not None and stale_timeout <= timedelta(0):
+            raise EngineError(f"the stale_timeout of {kind!r} must be positive, not {stale_timeout}")
         if max_attempts is not None and max_attempts not in ATTEMPTS:
             raise EngineError(f"max_attempts of {kind!r} is a whole number from 1 to 32767, not {max_attempts!r}")
         if kind in self._handlers:
@@ -118,6 +123,7 @@ class Registry:
             payload=TypeAdapter(payload),
             result=results,
             timeout=timeout,
+            stale_timeout=stale_timeout,
             max_attempts=max_attempts or (IDEMPOTENT_ATTEMPTS if idempotent else 1),
             approval=approval,
             estimate=estimate,

@@ -1,13 +1,18 @@
 """When a cron expression is due, in its own time zone."""
 
-from collections.abc import Iterator
-from datetime import UTC, datetime
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime, timedelta
+from itertools import islice
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from cronsim import CronSim, CronSimError
 
-from kappa.engine.errors import ScheduleError
+from kappa.engine.errors import ScheduleError, ScheduleNotFound
 from kappa.engine.model import PRIORITIES, Schedule
+
+COLUMNS = ("cron", "timezone", "kind", "payload", "priority", "enabled", "missed")
+"""What of a schedule can be changed."""
+FIELDS = "it has five fields: minute, hour, day of month, month, weekday, as in '30 2 * * 1-5'"
 
 
 def due_times(cron: str, timezone: str, after: datetime) -> Iterator[datetime]:
@@ -19,7 +24,7 @@ def due_times(cron: str, timezone: str, after: datetime) -> Iterator[datetime]:
             if (instant := due.astimezone(UTC)) > after:
                 yield instant
     except CronSimError as error:
-        raise ScheduleError(f"{cron!r} is not a cron expression: {error}") from None
+        raise ScheduleError(f"{cron!r} is not a cron expression: {error}; {FIELDS}") from None
 
 
 def next_due(cron: str, timezone: str, after: datetime) -> datetime:
@@ -30,12 +35,44 @@ def next_due(cron: str, timezone: str, after: datetime) -> datetime:
 
 def last_due(cron: str, timezone: str, first: datetime, until: datetime) -> datetime:
     """The latest due time in a span that begins with one."""
-    latest = first
-    for due in due_times(cron, timezone, first):
+    span = timedelta(minutes=1)
+    # Back from its end, in longer and longer steps: years of an expression that is due each second are long to count.
+    while until - span > first:
+        if (latest := _last_between(cron, timezone, until - span, until)) is not None:
+            return latest
+        span *= 4
+    return _last_between(cron, timezone, first, until) or first
+
+
+def _last_between(cron: str, timezone: str, after: datetime, until: datetime) -> datetime | None:
+    latest = None
+    for due in due_times(cron, timezone, after):
         if due > until:
             break
         latest = due
     return latest
+
+
+def upcoming(schedule: Schedule, now: datetime, most: int) -> list[datetime]:
+    """When it is due next, for people to look at: none while it is paused. One that is overdue is the first."""
+    if not schedule.enabled:
+        return []
+    first = [] if schedule.next_at is None else [schedule.next_at]
+    after = max([*first, now])
+    return [*first, *islice(due_times(schedule.cron, schedule.timezone, after), most - len(first))]
+
+
+def check_changes(changes: Mapping[str, object]) -> None:
+    """What may be changed of a schedule, and is."""
+    unknown = [column for column in changes if column not in COLUMNS]
+    if unknown:
+        raise ScheduleError(f"a schedule has no {unknown[0]!r} (it has: {', '.join(COLUMNS)})")
+    if not changes:
+        raise ScheduleError(f"nothing to change: name at least one of {', '.join(COLUMNS)}")
+
+
+def no_schedule(name: str) -> ScheduleNotFound:
+    return ScheduleNotFound(f"there is no schedule {name!r}")
 
 
 def first_fault(schedule: Schedule) -> ScheduleError | None:
@@ -59,4 +96,4 @@ def _zone(name: str) -> ZoneInfo:
     try:
         return ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError, TypeError):
-        raise ScheduleError(f"there is no time zone {name!r}") from None
+        raise ScheduleError(f"there is no time zone {name!r}: use a name such as UTC or Europe/Berlin") from None

@@ -25,6 +25,7 @@ from kappa.engine.config import WorkerConfig, kept_threads
 from kappa.engine.context import Running
 from kappa.engine.desk import Desk
 from kappa.engine.executors import Executors
+from kappa.engine.heartbeat import Heartbeat
 from kappa.engine.lane_runner import LaneRunner
 from kappa.engine.maintenance.leader import Leader
 from kappa.engine.maintenance.services import all_services
@@ -38,7 +39,7 @@ from kappa.engine.store.jobs import PutBack
 from kappa.engine.threads import BoundedThreads, Threads
 from kappa.engine.waiting import end, happens
 from kappa.pg import AsyncPool, Bounds, Database, Listening, Notification, PgError, Pool, PoolUse, listen
-from kappa.pg.ops import run_async
+from kappa.pg.ops import Op, run_async
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +50,7 @@ LAST_CLAIM = 1.0
 """How long a worker that ends waits at least for a claim that is under way."""
 LAST_WRITES = 10.0
 """How long a worker that ends tries to write the outcomes it still has."""
+LONGEST_WAIT = 3600.0
 FIND_LANES_EVERY = 60.0
 """How often lanes are looked for that were made or given a kind without a word, by plain SQL."""
 
@@ -68,8 +70,6 @@ class Worker:
         self._stop = asyncio.Event()
         self._lane_found = asyncio.Event()
         self._edited = asyncio.Event()
-        self._lease_shrank = asyncio.Event()
-        self._errands: set[asyncio.Task[None]] = set()
         self._next_deadline = math.inf
         self._deadline_nears = asyncio.Event()
         self._pools: tuple[AsyncPool | Pool, ...] = ()
@@ -95,7 +95,6 @@ class Worker:
                 stop.cancel()
                 await self._drain(tasks["lanes"])
                 await end(services)
-                await end(self._errands)
                 await self._leave()
 
     def pools(self) -> list[PoolUse]:
@@ -105,7 +104,8 @@ class Worker:
     @property
     def renews_every(self) -> float:
         """Seconds from one renewal of all its leases to the next: a quarter of the shortest."""
-        return min((runner.lane.lease_ttl.total_seconds() for runner in self._lanes.values()), default=60.0) / 4
+        # Of a copy: the heartbeat's thread asks too, while lanes may be found.
+        return min((runner.lane.lease_ttl.total_seconds() for runner in list(self._lanes.values())), default=60.0) / 4
 
     async def _until_stopped(self) -> None:
         await self._stop.wait()
@@ -136,9 +136,11 @@ class Worker:
         stack.callback(children.close)
         self._executors = Executors(self._desk, self._office, threads, children)
         services = all_services(self._registry, self.signals)
-        every = self.config.lead_every.total_seconds()
-        self._leader = Leader(self._database.direct_url, services, self.signals, every, self.owner)
-        await self._give_sign_of_life()
+        every, ttl = self.config.lead_every.total_seconds(), self.config.leader_ttl
+        self._leader = Leader(self._database.direct_url, services, self.signals, every, ttl, self.owner)
+        self._heartbeat = Heartbeat(self._database, self._desk, lambda: self.renews_every, self._presence)
+        async with self._pool.connection() as connection:
+            await run_async(connection, self._presence())
 
     def _handlers_share(self, connections: int) -> tuple[int, int]:
         """How many connections the handlers in threads get, and those on the loop: what they need, together no more."""
@@ -151,7 +153,7 @@ class Worker:
             "listen": self._listen(),
             "look": self._look(),
             "desk": self._desk.run(),
-            "renew": self._renew(),
+            "heartbeat": self._heartbeat.run(),
             "time-outs": self._keep_time(),
             "slots": self._pass_slots_on(),
             "lanes": self._run_lanes(),
@@ -207,11 +209,14 @@ class Worker:
                 self._lane_found.clear()
                 await self._lane_found.wait()
 
-    def _begin(self, runner: LaneRunner, jobs: list[Claimed]) -> None:
+    def _begin(self, runner: LaneRunner, jobs: list[Claimed], is_late: bool) -> None:
         """Claimed jobs: run each, or find out what became of the attempt it was adopted from."""
         lane = runner.lane.name
         start = partial(self._executors.start, executor=runner.lane.executor)
         heard = self.signals.heard
+        lane_stale = runner.lane.stale_timeout.total_seconds()
+        if is_late:
+            self._heartbeat.beat_soon()
         for claimed in jobs:
             running = Running(claimed, self._registry.get(claimed.kind), lane)
             runner.take(running)
@@ -226,9 +231,11 @@ class Worker:
                 continue
             if heard:
                 self.signals.emit("claimed", job=claimed.id, kind=claimed.kind, lane=lane, waited=claimed.waited)
-            self._desk.begin(running, start)
-            if running.deadline < self._next_deadline:
-                self._next_deadline = running.deadline
+            self._desk.begin(running, start, is_late=is_late)
+            stale_after = lane_stale if running.handler.stale_timeout is None else self._stale_after(running)
+            deadline = min(running.deadline, running.heard_at + stale_after)
+            if deadline < self._next_deadline:
+                self._next_deadline = deadline
                 self._deadline_nears.set()
 
     def _bury(self, running: Running) -> None:
@@ -255,8 +262,8 @@ class Worker:
                     # Whatever was said before was missed: wake-ups, due times, edits of lanes, cancellations.
                     self._forget_sleep()
                     self._leader.nudge()
-                    self._edited.set()
-                    self._renew_soon()
+                    self._follow_edits()
+                    self._heartbeat.beat_soon()
                 case Notification("kappa_wake", "*"):
                     self._forget_sleep()
                 case Notification("kappa_wake", lane):
@@ -264,13 +271,17 @@ class Worker:
                         self._lanes[lane].wake()
                         await asyncio.sleep(0)  # it claims before this listens on
                 case Notification("kappa_lane", _):
-                    self._edited.set()
+                    self._follow_edits()
                 case Notification("kappa_due", _):
                     self._leader.nudge()
                 case Notification("kappa_job", text):
                     self._hear(text)
                 case _:
                     pass
+
+    def _follow_edits(self) -> None:
+        self._edited.set()
+        self._leader.sooner("reaper", time.monotonic())  # leases may be shorter now than it knows of
 
     def _forget_sleep(self) -> None:
         for runner in self._lanes.values():
@@ -283,13 +294,7 @@ class Worker:
         elif word == "cancel" and (running := self._desk.find(int(number))) is not None:
             # The reason is read with the next renewal; that the job should stop is known now.
             running.cancel_reason = running.cancel_reason or "cancelled"
-            self._renew_soon()
-
-    def _renew_soon(self) -> None:
-        """Beside what is listened to: somebody who has a job's row locked keeps it waiting."""
-        errand = asyncio.create_task(self._try_renew())
-        self._errands.add(errand)
-        errand.add_done_callback(self._errands.discard)
+            self._heartbeat.beat_soon()
 
     async def _look(self) -> None:
         """Read every lane's row when its interval is over, in one statement for those that are due."""
@@ -318,32 +323,19 @@ class Worker:
             seen = await run_async(connection, lanes.look([runner.lane.name for runner in due]))
         for lane, has_work in seen:
             runner = self._lanes[lane.name]
-            if lane.lease_ttl < runner.lane.lease_ttl:
-                self._lease_shrank.set()
+            shorter = lane.lease_ttl < runner.lane.lease_ttl
+            if lane.stale_timeout != runner.lane.stale_timeout:  # it counts for what runs, too
+                self._deadline_nears.set()
             runner.follow(lane)
+            if shorter:  # the next renewal can't wait until the longer leases are due
+                self._heartbeat.beat_soon()
             if has_work:
                 runner.wake()
 
-    async def _renew(self) -> None:
-        while True:
-            # A lane whose leases became shorter can't wait until the time of the longer ones is over.
-            await happens(self._lease_shrank, self.renews_every)
-            self._lease_shrank.clear()
-            await self._try_renew()
-            with suppress(psycopg.OperationalError, PgError):
-                await self._give_sign_of_life()
-
-    async def _give_sign_of_life(self) -> None:
+    def _presence(self) -> Op[None]:
+        """That this worker is here, and what it serves."""
         host, pid = self.owner.split(":")[:2]
-        async with self._pool.connection(who="sign of life") as connection:
-            op = lanes.sign_of_life(self.owner, host, int(pid), sorted(self._lanes), leads=self._leader.leading)
-            await run_async(connection, op)
-
-    async def _try_renew(self) -> None:
-        try:
-            await self._desk.renew()
-        except (psycopg.OperationalError, PgError) as error:
-            log.warning("leases could not be renewed: %s", error)
+        return lanes.sign_of_life(self.owner, host, int(pid), sorted(self._lanes))
 
     async def _keep_time(self) -> None:
         """Stop what has run for too long. One timer for all: most attempts end long before their time is up."""
@@ -351,14 +343,25 @@ class Worker:
             self._deadline_nears.clear()
             now, self._next_deadline = time.monotonic(), math.inf
             for running in list(self._desk.running):
-                if running.finished or running.timed_out:
+                if running.finished or running.stopped:
                     continue
+                if running.task is None:  # its turn has not come
+                    running.begins()
+                if running.waiting:  # its children work for it
+                    running.heard_at = now
+                stale_after = self._stale_after(running)
                 if running.deadline <= now:
-                    self._executors.time_is_up(running)
+                    self._executors.stop(running, attempt.timed_out)
+                elif running.heard_at + stale_after <= now:
+                    self._executors.stop(running, partial(attempt.stale, limit=stale_after))
                 else:
-                    self._next_deadline = min(self._next_deadline, running.deadline)
-            wait = None if self._next_deadline == math.inf else self._next_deadline - now
-            await happens(self._deadline_nears, wait)
+                    self._next_deadline = min(self._next_deadline, running.deadline, running.heard_at + stale_after)
+            await happens(self._deadline_nears, min(self._next_deadline - now, LONGEST_WAIT))
+
+    def _stale_after(self, running: Running) -> float:
+        """Seconds for which an attempt may report no progress: its kind's, or its lane's as it is now."""
+        own = running.handler.stale_timeout
+        return (own or self._lanes[running.lane].lane.stale_timeout).total_seconds()
 
     async def _pass_slots_on(self) -> None:
         """A parent that began to wait for its children left a slot to claim for."""

@@ -5,7 +5,7 @@ processes run; what stands there counts, and this is the fall-back.
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
@@ -55,9 +55,12 @@ class GraphConfig:
     chunk_rows: int = 250_000
     """Rows that one statement may give."""
     patience: float = 0.5
-    """Seconds that a question waits for a worker before it takes the sequential way."""
+    """Seconds that a question waits for a worker before it takes the sequential way, and for what is in memory to catch
+    up before it asks the database; of a short deadline a quarter of what is left."""
     cached_answers: int = 1_000
     """One-hop answers that are remembered while nothing changes."""
+    cached_rows: int = 100_000
+    """Concepts that all of them may have together: millions of objects would be looked through with all garbage."""
 
     def __post_init__(self) -> None:
         if self.workers not in WORKERS:
@@ -66,20 +69,46 @@ class GraphConfig:
             raise BadQuestion(f"a graph time-out of {self.timeout:g} s: it is {TIMEOUT[0]:g} to {TIMEOUT[1]:g}")
 
 
+WORKERS_VARIABLES = ("KAPPA_GRAPH_WORKERS", "PARALLEL_QUERY_MAX_WORKERS")
+TIMEOUT_VARIABLES = ("KAPPA_GRAPH_TIMEOUT", "PARALLEL_QUERY_TIMEOUT_SECONDS")
+"""The first that is set counts; the second ones are what similar programs read."""
+
+
 def from_environment(environment: Mapping[str, str] | None = None) -> GraphConfig:
-    """`KAPPA_GRAPH_WORKERS`, `KAPPA_GRAPH_TIMEOUT` (seconds), `KAPPA_GRAPH_SNAPSHOT_MB` and `_VECTORS_MB` (0: none)."""
+    """From `KAPPA_GRAPH_WORKERS` or else `PARALLEL_QUERY_MAX_WORKERS`; `KAPPA_GRAPH_TIMEOUT` or else
+    `PARALLEL_QUERY_TIMEOUT_SECONDS`; `KAPPA_GRAPH_SNAPSHOT_MB` and `_VECTORS_MB` (0: none).
+    """
     given = os.environ if environment is None else environment
     config = GraphConfig()
-    if workers := given.get("KAPPA_GRAPH_WORKERS"):
-        config = replace(config, workers=int(_number("KAPPA_GRAPH_WORKERS", workers)))
-    if timeout := given.get("KAPPA_GRAPH_TIMEOUT"):
-        config = replace(config, timeout=_number("KAPPA_GRAPH_TIMEOUT", timeout))
+    if (name := first_set(WORKERS_VARIABLES, given)) is not None:
+        config = replace(config, workers=_workers(name, given[name]))
+    if (name := first_set(TIMEOUT_VARIABLES, given)) is not None:
+        config = replace(config, timeout=_timeout(name, given[name]))
     if megabytes := given.get("KAPPA_GRAPH_SNAPSHOT_MB"):
         size = int(_number("KAPPA_GRAPH_SNAPSHOT_MB", megabytes)) << 20
         config = replace(config, snapshot=size > 0, snapshot_bytes=size)
     if megabytes := given.get("KAPPA_GRAPH_VECTORS_MB"):
         config = replace(config, vectors_bytes=int(_number("KAPPA_GRAPH_VECTORS_MB", megabytes)) << 20)
     return config
+
+
+def first_set(names: Sequence[str], environment: Mapping[str, str]) -> str | None:
+    """An empty variable counts as unset."""
+    return next((name for name in names if environment.get(name)), None)
+
+
+def _workers(name: str, text: str) -> int:
+    number = _number(name, text)
+    if number not in WORKERS:
+        raise BadQuestion(f"{name} is {text!r}: it must be an integer from {WORKERS[0]} to {WORKERS[-1]}")
+    return int(number)
+
+
+def _timeout(name: str, text: str) -> float:
+    seconds = _number(name, text)
+    if not TIMEOUT[0] <= seconds <= TIMEOUT[1]:
+        raise BadQuestion(f"{name} is {text!r}: it must be {TIMEOUT[0]:g} to {TIMEOUT[1]:g} seconds")
+    return seconds
 
 
 def _number(name: str, text: str) -> float:

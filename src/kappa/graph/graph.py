@@ -92,6 +92,7 @@ class Graph(Measuring):
             backend or SqlBackend(),
         )
         self._own_pool = pool is None
+        self._is_open = False
         self._budget = budget or process_budget(self.config.pool.max_size)
         self._kernel = walk_with or kernel.best()
         # A foreign graph has no change log of ours, so nothing of it is kept in memory.
@@ -102,6 +103,7 @@ class Graph(Measuring):
             self._pool, self._backend, self._keeper, self._vectors, self._kernel, self._budget, self.config
         )  # fmt: skip
         self._remembered: OrderedDict[Any, Neighbors] = OrderedDict()
+        self._remembered_rows = 0
         self._remembering = threading.Lock()
 
     def install(self) -> None:
@@ -111,9 +113,14 @@ class Graph(Measuring):
             migrate(connection, [COMPONENT])
 
     def open(self, *, listen: bool = True) -> Self:
-        """Connect, and begin to keep the snapshot. Without `listen` it is refreshed only when `refresh` is called."""
+        """Connect, and begin to keep the snapshot. Without `listen` no commits are heard of: the snapshot is built at
+        the first question, and refreshed by `refresh` or where a question needs what it doesn't have.
+
+        A graph that is open stays open; one that was opened without listening begins to listen where `listen` says so.
+        """
         if self._own_pool:
             self._pool.open()
+        self._is_open = True
         if listen and self._keeper is not None:
             self._keeper.start()
         if self._vectors is not None:
@@ -121,6 +128,7 @@ class Graph(Measuring):
         return self
 
     def close(self) -> None:
+        self._is_open = False
         if self._keeper is not None:
             self._keeper.stop()
         if self._vectors is not None:
@@ -129,7 +137,7 @@ class Graph(Measuring):
             self._pool.close()
 
     def __enter__(self) -> Self:
-        return self.open()
+        return self if self._is_open else self.open()
 
     def __exit__(self, *exc: object) -> None:
         self.close()
@@ -223,20 +231,28 @@ class Graph(Measuring):
     def concept(self, concept_id: UUID) -> Concept | None:
         with self._pool.connection() as connection:
             node = self._backend.numbers(connection, [concept_id]).get(concept_id)
-            return self._backend.rows(connection, [node]).get(node) if node is not None else None
+            return self._backend.rows(connection, [node])().get(node) if node is not None else None
 
-    def concept_by_label(self, label: str, ontology: str | None = None) -> list[Concept]:
+    def concept_by_label(
+        self, label: str, ontology: str | None = None, *, deadline: float | None = None, cancel: Cancel | None = None
+    ) -> list[Concept]:
         """Concepts of this label, whatever its case, spaces and spelling in Unicode; the lowest node first.
 
         Where there is none, those that have it as a search term: a label that was read and meant one of them.
         """
         self._only_own("is not searched")
-        with self._pool.connection() as connection:
+
+        def find(connection: Connection[Row]) -> list[Concept]:
             known = [ontologies.get(connection, ontology)] if ontology is not None else ontologies.find_all(connection)
             number = known[0].number if ontology else None
             found = concepts.labelled(connection, label, [concept_key(one.id, label) for one in known], number)
             same = [one for one in found if normal(one.label) == normal(label)]
             return same or concepts.also_called(connection, label, number)
+
+        if deadline is not None:
+            return self._desk.look_up(find, deadline, cancel)
+        with self._pool.connection() as connection:
+            return find(connection)
 
     def hubs(self, ontology: str, limit: int = 12, *, most: int = 1_000) -> list[Concept]:
         """Where to begin: an ontology's concepts with the most relations.
@@ -253,7 +269,7 @@ class Graph(Measuring):
             if snapshot is None or snapshot.size_of(known.number) <= most:
                 return concepts.hubs(connection, ontology, limit, most)
             best = snapshot.best_connected(known.number, limit)
-            rows = concepts.rows(connection, best)
+            rows = concepts.rows(connection, best)()
         return [rows[node] for node in best if node in rows]
 
     def evidence(self, concept_id: UUID, limit: int = 100) -> list[Instance]:
@@ -422,7 +438,8 @@ class Graph(Measuring):
         """Concepts by what is said of them (`text`), by where their embeddings point (`vector`, with the `model` that
         made it, or `like` a concept, which is left out itself), or by both: then their ranks are fused.
 
-        The highest score first, then the lowest node. Nothing less similar than `min_similarity` counts as near.
+        The highest score first, then the lowest node. Nothing less similar than `min_similarity` counts as near; by
+        `text` alone nothing is compared, and it is refused.
         """
         self._only_own("is not searched")
         return search.search(
@@ -476,14 +493,16 @@ class Graph(Measuring):
         """The configuration with what stands in the database."""
         if not self._backend.own:
             return self.config
-        with self._pool.connection() as connection:
-            workers, timeout = settings.read(connection)
+        workers, timeout = self.stored_settings()
         return replace(self.config, workers=workers or self.config.workers, timeout=timeout or self.config.timeout)
 
     def stored_settings(self, *, connection: Connection[Row] | None = None) -> tuple[int | None, float | None]:
-        """Workers and time-out as they stand in the database; None where nothing does."""
+        """Workers and time-out as they stand in the database; None where nothing does. From now on they count here."""
         with self._writing(connection) as reader:
-            return settings.read(reader)
+            workers, timeout = settings.read(reader)
+        if connection is None:  # it is committed
+            self._desk.apply(workers, timeout)
+        return workers, timeout
 
     @property
     def timeout(self) -> float:
@@ -513,24 +532,29 @@ class Graph(Measuring):
         return self._budget.use
 
     def _recall(self, key: Any, min_epoch: int | None) -> Neighbors | None:
-        """A remembered answer, if nothing was committed since as far as this process has heard."""
+        """A remembered answer, if nothing was committed since as far as this process hears of it."""
         assert self._keeper is not None
         with self._remembering:
-            known = self._remembered.get(key)
+            known, latest = self._remembered.get(key), self._keeper.latest
             if known is None:
                 return None
-            if known.as_of_epoch < max(self._keeper.latest, min_epoch or 0):
-                del self._remembered[key]
+            if latest is None or known.as_of_epoch < max(latest, min_epoch or 0):
+                self._forget(key)
                 return None
             self._remembered.move_to_end(key)
             return known
 
     def _remember(self, key: Any, answer: Neighbors) -> None:
         with self._remembering:
+            self._forget(key)
             self._remembered[key] = answer
-            self._remembered.move_to_end(key)
-            while len(self._remembered) > self.config.cached_answers:
-                self._remembered.popitem(last=False)
+            self._remembered_rows += len(answer.items)
+            while len(self._remembered) > self.config.cached_answers or self._remembered_rows > self.config.cached_rows:
+                self._forget(next(iter(self._remembered)))
+
+    def _forget(self, key: Any) -> None:
+        if (known := self._remembered.pop(key, None)) is not None:
+            self._remembered_rows -= len(known.items)
 
 
 def _frozen(names: Sequence[str] | None) -> tuple[str, ...] | None:

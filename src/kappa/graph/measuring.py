@@ -221,7 +221,7 @@ class Measuring(Access):
                 return known.id
             chosen = vectors.best_connected(connection, kind, None if within is None else within.number, most)
             block = vectors.some(connection, kind, np.array(sorted(chosen), np.int64))
-            rows = concepts.rows(connection, block.nodes.tolist())
+            rows = concepts.rows(connection, block.nodes.tolist())()
         nodes: list[int] = block.nodes.tolist()
         unit = projection.unit(block.vectors)
         rounds = projection.ROUNDS if way == "tsne" else 1

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from kappa.pg.database import DEFAULT_BOUNDS, Capacity, Database
     from kappa.pg.errors import KappaError, PgError, PoolExhausted, PoolUnreachable
     from kappa.pg.listener import Listening, Notification, listen
-    from kappa.pg.migrations import Component, Migration, check, component, migrate
+    from kappa.pg.migrations import Component, Migration, SchemaState, check, component, examine, migrate
     from kappa.pg.pool import AsyncPool, Pool, PoolUse
     from kappa.pg.queries import Queries, Query, beside
 
@@ -31,9 +31,11 @@ __all__ = [
     "PoolUse",
     "Queries",
     "Query",
+    "SchemaState",
     "beside",
     "check",
     "component",
+    "examine",
     "listen",
     "migrate",
 ]

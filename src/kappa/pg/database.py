@@ -4,6 +4,7 @@
 `url` leads through a pooler in transaction mode, and the pools prepare no statements.
 """
 
+import asyncio
 from collections.abc import AsyncGenerator, Generator, Mapping
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
@@ -106,7 +107,7 @@ class Database:
     @asynccontextmanager
     async def async_pools(self) -> AsyncGenerator[Mapping[str, AsyncPool]]:
         """The pools for an event loop, by name, checked and closed in the same way."""
-        self.check_capacity()
+        await asyncio.to_thread(self.check_capacity)
         async with AsyncExitStack() as stack:
             yield {
                 name: await stack.enter_async_context(

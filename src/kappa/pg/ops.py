@@ -36,6 +36,8 @@ class Op(Generic[T]):
     """Whether the answer is one whole number or nothing; such an operation can take the short way."""
     values: list[Any] | None = None
     """The parameters as they are sent, of an operation that is `kept` for many times."""
+    in_transaction: "Callable[[], Op[T]] | None" = None
+    """What runs in its place where it doesn't commit by itself, so that others learn of it only later."""
 
 
 def kept(op: Op[T]) -> Op[T]:
@@ -44,26 +46,29 @@ def kept(op: Op[T]) -> Op[T]:
 
 
 def run(connection: Connection[Row], op: Op[T]) -> T:
-    if op.first_number and _takes_short_way(connection) and (values := _plain(op)) is not None:
+    alone = commits_by_itself(connection)
+    if op.in_transaction is not None and not alone:
+        op = op.in_transaction()
+    if op.first_number and alone and connection.prepare_threshold is not None and (values := _plain(op)) is not None:
         return op.read(_short_way(connection, op, values))
     cursor = connection.execute(op.query.sql, op.params, binary=op.binary)
     return op.read(cursor.fetchall() if cursor.description else [])
 
 
 async def run_async(connection: AsyncConnection[Row], op: Op[T]) -> T:
-    if _takes_short_way(connection) and (values := op.values or _plain(op)) is not None:
+    alone = commits_by_itself(connection)
+    if op.in_transaction is not None and not alone:
+        op = op.in_transaction()
+    # The short way is not for transactions: a statement that psycopg has deallocated would end them.
+    if alone and connection.prepare_threshold is not None and (values := op.values or _plain(op)) is not None:
         return op.read(await _short_way_async(connection, op, values))
     cursor = await connection.execute(op.query.sql, op.params, binary=op.binary)
     return op.read(await cursor.fetchall() if cursor.description else [])
 
 
-def _takes_short_way(connection: Connection[Row] | AsyncConnection[Row]) -> bool:
-    """Not in a transaction, nor where one would begin: a statement that psycopg has deallocated would end it."""
-    return (
-        connection.autocommit
-        and connection.pgconn.transaction_status == TransactionStatus.IDLE
-        and connection.prepare_threshold is not None
-    )
+def commits_by_itself(connection: Connection[Row] | AsyncConnection[Row]) -> bool:
+    """Whether the next statement is a transaction of its own. Otherwise the commit comes later."""
+    return connection.autocommit and connection.pgconn.transaction_status == TransactionStatus.IDLE
 
 
 def _plain(op: Op[Any]) -> list[Any] | None:

@@ -206,7 +206,9 @@ class Pool:
         )
 
     def open(self) -> Self:
-        """Begin to connect. Fails when no server answers within the pool's wait."""
+        """Begin to connect, unless it is open. Fails when no server answers within the pool's wait."""
+        if not self._pool.closed:
+            return self
         wait = self._ledger.bounds.wait
         self._pool.open()
         try:
@@ -255,7 +257,7 @@ class Pool:
         except BaseException as error:
             self._ledger.gave_up()
             if isinstance(error, PoolTimeout):
-                raise self._ledger.timed_out(wait) or self._ledger.unreachable(wait, self._probe()) from None
+                raise self._ledger.timed_out(wait) or self._ledger.unreachable(wait, self._why(wait)) from None
             if isinstance(error, PoolClosed):
                 raise _not_open(error) from None
             raise
@@ -280,6 +282,10 @@ class Pool:
 
     def use(self) -> PoolUse:
         return self._ledger.use(self._pool.get_stats())
+
+    def _why(self, waited: float) -> psycopg.Error | None:
+        # Who waits for less than usual has a deadline, and no time to ask.
+        return self._probe() if waited >= self._ledger.bounds.wait else None
 
     def _probe(self) -> psycopg.Error | None:
         try:
@@ -306,7 +312,9 @@ class AsyncPool:
         )
 
     async def open(self) -> Self:
-        """Begin to connect. Fails when no server answers within the pool's wait."""
+        """Begin to connect, unless it is open. Fails when no server answers within the pool's wait."""
+        if not self._pool.closed:
+            return self
         wait = self._ledger.bounds.wait
         await self._pool.open()
         try:

@@ -113,6 +113,18 @@ async def test_a_worker_never_holds_more_than_its_slots(camp: Camp, server: Sham
     assert {body["count"] for body in server.heard("request_task")} <= {1, 2, 3}
 
 
+async def test_a_handler_that_does_not_await_its_checkpoint_fails_for_good(camp: Camp, server: Sham) -> None:
+    @camp.handler("careless")
+    async def careless(ctx: AsyncJobContext) -> None:
+        ctx.checkpoint(1)  # pyright: ignore[reportUnusedCoroutine]
+
+    task = server.put("careless")
+    async with camp.agent_at_work():
+        settled = await server.settlement(task)
+    assert (settled.call, settled.body["outcome"]) == ("fail_task", "fatal")
+    assert "`await ctx.checkpoint(...)`" in settled.body["summary"]
+
+
 @pytest.mark.parametrize(
     ("value", "said"),
     [

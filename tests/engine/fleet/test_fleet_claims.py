@@ -97,27 +97,6 @@ def test_a_repeat_beside_others_takes_no_share_of_theirs(connection: Connection)
     assert [(one.id, one.token) for one in given if one.place == 0] == [(first.id, first.token)]
 
 
-def test_repeated_requests_and_beats_of_the_same_tasks_dont_wait_for_each_other(
-    url: str, connection: Connection
-) -> None:
-    """The request's tasks were claimed in another order than that of their ids; beats come in the order of ids."""
-    low, high = put(connection, "b"), put(connection, "a")
-    given = sorted(take(connection, most=2), key=lambda one: one.id)
-    assert [one.id for one in given] == [low, high]
-    connection.execute(
-        """UPDATE kappa.fleet_tasks SET request_id = CASE job_id WHEN %s THEN 'r2' ELSE 'r1' END""", [low]
-    )
-    with psycopg.connect(url) as one:
-        assert beat(one, held(given[0])) == []  # the first row of a beat for both
-        again = (asks(request="r1"), asks(request="r2"))  # the higher id first
-        with rival_with(lambda own: claim(own, *again), url) as two:
-            wait_until_blocked(connection)
-            one.execute("SET lock_timeout = '5s'")
-            assert beat(one, *map(held, given)) == []
-            one.commit()
-            assert len(outcome(two)) == 2
-
-
 # Fencing
 
 
@@ -478,3 +457,20 @@ def test_machines_are_counted_as_they_come_and_known_ones_stay(connection: Conne
     assert len(register(connection, *"efgh", most=None)) == 4
     connection.execute("DELETE FROM kappa.fleet_workers")  # as after a crash
     assert len(register(connection, "d", most=3)) == 1
+
+
+@pytest.mark.parametrize("change", [{"enabled": False}, {"executor": "async"}, {"max_slots": 1}])
+def test_a_claim_that_waited_for_a_lane_goes_by_the_lane_as_it_is_then(
+    url: str, connection: Connection, change: dict[str, Any]
+) -> None:
+    for _ in range(3):
+        put(connection)
+    with psycopg.connect(url) as holder:
+        run(holder, jobs.lock_lane("far"))
+        with rival_with(lambda own: take(own, most=3), url) as claiming:
+            wait_until_blocked(connection)
+            for column, value in change.items():
+                statement = psycopg.sql.SQL("UPDATE kappa.lanes SET {} = %s WHERE name = 'far'")
+                connection.execute(statement.format(psycopg.sql.Identifier(column)), [value])
+            holder.commit()
+            assert len(outcome(claiming)) == (1 if "max_slots" in change else 0)

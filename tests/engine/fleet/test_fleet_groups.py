@@ -63,7 +63,7 @@ async def settles(fleet: Fleet, given: Given, result: str = "1") -> Ended:
     return await fleet.settle(Ending(held(given), "succeeded", result))
 
 
-@pytest.mark.parametrize("call", ["update", "complete", "beat"])
+@pytest.mark.parametrize("call", ["update", "complete"])
 async def test_nobody_is_answered_before_the_commit(
     url: str, connection: Connection, other: Connection, call: str
 ) -> None:
@@ -73,8 +73,6 @@ async def test_nobody_is_answered_before_the_commit(
         async def say(one: Given) -> object:
             if call == "update":
                 return await fleet.update(PASS, says(one, done=5))
-            if call == "beat":
-                return await fleet.beat(PASS, beats(one))
             return await settles(fleet, one)
 
         other.execute("SELECT FROM kappa.jobs WHERE id = %s FOR UPDATE", [given.id])

@@ -185,8 +185,16 @@ def test_a_task_over_its_time_is_ended_by_the_beat_and_its_worker_told(connectio
     assert (shown.state, shown.error_summary) == (JobState.TIMED_OUT, "the time-out was reached")
     assert beat(connection, held(given)) == [(0, "lost", None)]
     assert state_of(connection, Ending(held(given), "succeeded", "1")) == ["timed_out"]
+
+
+def test_a_task_without_progress_for_as_long_as_its_lane_says_is_tried_again(connection: Connection) -> None:
+    reports, silent, last = (started(connection, max_attempts=most) for most in (3, 3, 1))
     connection.execute("UPDATE kappa.jobs SET attempt_started_at = now() - interval '1 hour'")
-    assert beat(connection, held(usual)) == [(0, "timed_out", None)]  # by the lane's own time-out
+    run(connection, store.update([Update(held(reports), False, 1.0, None, None, None)]))
+    assert beat(connection, held(reports), held(silent), held(last)) == [(1, "lost", None), (2, "lost", None)]
+    shown = [see(connection, one.id) for one in (reports, silent, last)]
+    assert [one.state for one in shown] == [JobState.RUNNING, JobState.SCHEDULED, JobState.FAILED]
+    assert [one.error_summary for one in shown[1:]] == ["no progress for 1800 s"] * 2
 
 
 # The dead

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import tarfile
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -172,10 +172,17 @@ def pack_image(archive: Path) -> None:
             tar.add(path.resolve(), str(path).lstrip("/"))
 
 
-def pack_busybox(tar: tarfile.TarFile) -> None:
-    """The directories that every root has, and one program by its many names."""
+def pack_busybox(tar: tarfile.TarFile, more: Mapping[str, int | str | None] | None = None) -> None:
+    """The directories that every root has, and one program by its many names; `more`: other modes, links, or None."""
     busybox = require_program("busybox")
-    for name, mode in {"tmp": 0o1777, "kappa": 0o755, "etc": 0o755, "proc": 0o755, "sys": 0o755}.items():
+    root = {"tmp": 0o1777, "kappa": 0o755, "etc": 0o755, "proc": 0o755, "sys": 0o755, **(more or {})}
+    for name, mode in root.items():
+        if not isinstance(mode, int):
+            if mode is not None:
+                link = tarfile.TarInfo(name)
+                link.type, link.linkname = tarfile.SYMTYPE, mode
+                tar.addfile(link)
+            continue
         made = tarfile.TarInfo(name)
         made.type, made.mode = tarfile.DIRTYPE, mode
         tar.addfile(made)

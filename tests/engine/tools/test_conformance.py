@@ -11,9 +11,19 @@ from typing import Any
 import psycopg
 import pytest
 
-from kappa.engine import AsyncClient, Engine, JobState, WorkerConfig, tools
+from kappa.engine import AsyncClient, Engine, WorkerConfig, tools
 from kappa.engine.testing import Heard, drain, working
-from kappa.engine.tools import ArtifactStore, Bench, Identity, Runner, RunnerUnavailable, Spec, ToolRun, Tools
+from kappa.engine.tools import (
+    ArtifactStore,
+    Bench,
+    Identity,
+    Runner,
+    RunnerUnavailable,
+    Spec,
+    ToolRun,
+    ToolRunStatus,
+    Tools,
+)
 from tests.engine.site import seen
 from tests.engine.tools import shop
 from tests.engine.tools.shop import (
@@ -74,7 +84,7 @@ class Floor:
         """It succeeded, once, with everything that this very execution made."""
         run = await self.show()
         facts = (run.status, run.attempt, run.outputs, run.exit_code, run.error_summary)
-        assert facts == (JobState.SUCCEEDED, attempt, {"token": token}, 0, None)
+        assert facts == (ToolRunStatus.SUCCEEDED, attempt, {"token": token}, 0, None)
         assert await self.said() == f"token {token}\nwent on\n"
         assert await self.said("stderr") == "so far so good\n"
         store = ArtifactStore(self.at.home / "artifacts")
@@ -106,7 +116,7 @@ async def test_a_run_whose_worker_is_killed_before_the_start_is_lost_and_said_so
         killed.kill()
     await adopt(engine)
     run = await floor.show()
-    assert (run.status, run.attempt) == (JobState.FAILED, 1)
+    assert (run.status, run.attempt) == (ToolRunStatus.FAILED, 1)
     assert run.error_summary == "the run was lost with its host or its supervisor"
     floor.is_gone(bench)
 
@@ -121,10 +131,10 @@ async def test_a_run_that_may_be_tried_again_is_when_its_worker_is_killed_before
         killed.kill()
     await adopt(engine)
     run = await floor.show()
-    assert (run.status, run.attempt) == (JobState.SCHEDULED, 1)
+    assert (run.status, run.attempt) == (ToolRunStatus.QUEUED, 1)
     await try_again(engine)
     run = await floor.show()
-    assert (run.status, run.attempt, run.error_summary) == (JobState.SUCCEEDED, 2, None)
+    assert (run.status, run.attempt, run.error_summary) == (ToolRunStatus.SUCCEEDED, 2, None)
     floor.is_gone(bench, FIRST, SECOND)
 
 
@@ -145,7 +155,7 @@ async def test_a_run_whose_worker_is_killed_while_it_runs_goes_on_and_is_adopted
     before = (await floor.show()).started_at
     adopting = asyncio.create_task(adopt(engine))
     await heard.until("adopted")
-    assert (await floor.show()).status is JobState.RUNNING
+    assert (await floor.show()).status is ToolRunStatus.RUNNING
     at.go()
     await adopting
     await floor.is_whole(token)
@@ -197,7 +207,7 @@ async def test_the_time_of_a_run_is_counted_from_its_first_start_however_often_i
     adopted_at = datetime.now(UTC)
     await adopt(engine)
     run = await floor.show()
-    assert (run.status, run.attempt, run.error_summary) == (JobState.TIMED_OUT, 1, "the time-out was reached")
+    assert (run.status, run.attempt, run.error_summary) == (ToolRunStatus.TIMED_OUT, 1, "the time-out was reached")
     assert run.finished_at
     # The worker that adopts gives it ten seconds to be found, but its supervisor counts on.
     assert run.finished_at - adopted_at < timedelta(seconds=10)
@@ -286,7 +296,7 @@ async def test_a_run_whose_supervisor_is_killed_is_a_lost_attempt_with_nothing_l
         await floor_settles(floor)
         gone(at.processes, "what the supervisor left behind")
     run = await floor.show()
-    lost = JobState.FAILED if max_attempts == 1 else JobState.SCHEDULED
+    lost = ToolRunStatus.FAILED if max_attempts == 1 else ToolRunStatus.QUEUED
     assert (run.status, run.attempt, run.error_summary) == (lost, 1, "the supervisor of the run was lost")
     floor.is_gone(bench)
 
@@ -302,7 +312,7 @@ async def test_nothing_is_left_of_a_run_whose_worker_and_supervisor_are_both_kil
     await adopt(engine)
     gone(at.processes, "what the supervisor left behind")
     run = await floor.show()
-    assert (run.status, run.attempt) == (JobState.FAILED, 1)
+    assert (run.status, run.attempt) == (ToolRunStatus.FAILED, 1)
     assert run.error_summary == "the run was lost with its host or its supervisor"
     floor.is_gone(bench)
 
@@ -316,7 +326,7 @@ def kill_supervisor(at: Place) -> None:
 
 async def floor_settles(floor: Floor) -> None:
     async with asyncio.timeout(30):
-        while (await floor.show()).status in (JobState.QUEUED, JobState.RUNNING):
+        while not (run := await floor.show()).status.terminal and run.available_at is None:
             await asyncio.sleep(0.005)
 
 
@@ -329,7 +339,7 @@ async def test_a_queued_run_that_is_cancelled_never_begins(
     await floor.ask(WAITS)
     await floor.tools.cancel(1, "not needed")
     run = await floor.show()
-    assert (run.status, run.reason, run.started_at) == (JobState.CANCELLED, "not needed", None)
+    assert (run.status, run.reason, run.started_at) == (ToolRunStatus.CANCELLED, "not needed", None)
     await drain(engine, FOLLOWER)
     assert not at.directory().path.exists()
 
@@ -344,7 +354,7 @@ async def test_a_cancelled_run_ends_with_everything_that_it_started(
         await floor_settles(floor)
         assert at.processes() == []
     run = await floor.show()
-    assert (run.status, run.reason, run.attempt) == (JobState.CANCELLED, "enough", 1)
+    assert (run.status, run.reason, run.attempt) == (ToolRunStatus.CANCELLED, "enough", 1)
     floor.is_gone(bench)
 
 
@@ -359,7 +369,7 @@ async def test_a_run_cancelled_while_nobody_looks_after_it_is_ended_by_who_adopt
     await adopt(engine)
     assert at.processes() == []
     run = await floor.show()
-    assert (run.status, run.reason, run.attempt) == (JobState.CANCELLED, "enough", 1)
+    assert (run.status, run.reason, run.attempt) == (ToolRunStatus.CANCELLED, "enough", 1)
     floor.is_gone(bench)
 
 
@@ -369,7 +379,7 @@ async def test_a_run_out_of_time_ends_with_everything_that_it_started(
     await floor.ask(FAMILY, timeout=at.shortest)
     await drain(engine, FOLLOWER)
     run = await floor.show()
-    assert (run.status, run.error_summary, run.attempt) == (JobState.TIMED_OUT, "the time-out was reached", 1)
+    assert (run.status, run.error_summary, run.attempt) == (ToolRunStatus.TIMED_OUT, "the time-out was reached", 1)
     gone(at.processes, "what ran out of time")
     floor.is_gone(bench)
 
@@ -385,7 +395,7 @@ async def test_a_supervisor_keeps_the_time_though_no_worker_looks_after_it(
     gone(lambda: at.runner.find(FIRST).running, "the run")
     assert at.processes() == []
     await adopt(engine)
-    assert (await floor.show()).status is JobState.TIMED_OUT
+    assert (await floor.show()).status is ToolRunStatus.TIMED_OUT
     floor.is_gone(bench)
 
 
@@ -405,7 +415,7 @@ async def test_a_family_that_is_slow_to_die_is_waited_for(
     finally:
         os.sched_setaffinity(0, everywhere)
     await adopt(engine)
-    assert (await floor.show()).status is JobState.TIMED_OUT
+    assert (await floor.show()).status is ToolRunStatus.TIMED_OUT
     floor.is_gone(bench)
 
 
@@ -444,12 +454,12 @@ async def test_a_run_whose_runner_is_away_goes_back_to_the_queue_and_loses_no_at
     await floor.ask("touch go;" + WAITS)
     await drain(engine, FOLLOWER)
     run, job = await floor.show(), await async_client.show(1)
-    assert (run.status, run.error_summary) == (JobState.SCHEDULED, None)
+    assert (run.status, run.error_summary) == (ToolRunStatus.QUEUED, None)
     assert job.attempt < job.max_attempts
     for runner in runners.values():
         runner.away = False
     await try_again(engine)
-    assert (await floor.show()).status is JobState.SUCCEEDED
+    assert (await floor.show()).status is ToolRunStatus.SUCCEEDED
     floor.is_gone(bench)
     bench.close()
 
@@ -465,7 +475,7 @@ async def test_a_run_goes_on_while_its_runner_is_away(engine: Engine, async_clie
         token = await floor.token()
         shy.away, shy.asked = True, 0
         await seen(lambda: shy.asked >= 2, "it is asked again")
-        assert (await floor.show()).status is JobState.RUNNING
+        assert (await floor.show()).status is ToolRunStatus.RUNNING
         shy.away = False
         at.go()
         await floor_settles(floor)

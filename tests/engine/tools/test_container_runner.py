@@ -12,9 +12,19 @@ from pathlib import Path
 
 import pytest
 
-from kappa.engine import AsyncClient, Engine, JobState, tools
+from kappa.engine import AsyncClient, Engine, tools
 from kappa.engine.testing import drain
-from kappa.engine.tools import Exit, Found, Identity, Limits, RunnerUnavailable, Spec, Tools, container_host
+from kappa.engine.tools import (
+    Exit,
+    Found,
+    Identity,
+    Limits,
+    RunnerUnavailable,
+    Spec,
+    ToolRunStatus,
+    Tools,
+    container_host,
+)
 from kappa.engine.tools.container_engine import ContainerEngine, Traits
 from kappa.engine.tools.container_host import CONTROL_GROUPS, engine_url
 from kappa.engine.tools.container_runner import ContainerRunner
@@ -152,6 +162,30 @@ def test_nothing_but_its_directory_and_tmp_can_be_written(yard: Yard) -> None:
     places = "/ /bin /etc /kappa /run /tmp /usr /var /var/tmp /sys/fs/cgroup"
     _, said = yard.tell(f"for p in {places}; do touch $p/x && echo $p; done 2>/dev/null")
     assert said.split() == ["/kappa", "/tmp"]
+
+
+@pytest.mark.parametrize(
+    "image",
+    [{"tmp": None}, {"tmp": 0o755}, {"tmp": 0o700}, {"tmp": 0o555}, {"tmp": 0}, {"tmp": "scratch", "scratch": 0o755}],
+    ids=["absent", "0755", "0700", "0555", "0000", "a link"],
+)
+def test_tmp_is_writable_whatever_the_image_says(
+    yard: Yard, podman: Podman, tmp_path: Path, image: dict[str, int | str | None]
+) -> None:
+    with tarfile.open(tmp_path / "image.tar", "w") as tar:
+        containers.pack_busybox(tar, {"data": 0o755, **image})
+    name = f"kappa-tmp:{tmp_path.name}"
+    podman.do("import", "--change", "VOLUME /data", str(tmp_path / "image.tar"), name)
+    _, said = yard.tell("""id -u
+        for place in /tmp /data; do
+            cd $place && echo there >x && cat x && rm x && stat -L -c %a $place && df -k $place | tail -n 1
+            grep " $(pwd -P) " /proc/mounts
+        done""", image=name, limits=replace(SMALL, tmp_mb=256))  # fmt: skip
+    uid, *said_of = said.splitlines()
+    assert (uid == "0", len(said_of)) == (False, 8), said
+    for written, rights, size, mounted in (said_of[:4], said_of[4:]):
+        assert (written, rights, size.split()[1]) == ("there", "1777", str(256 * 1024)), said
+        assert {"noexec", "nosuid", "nodev", "rw"} <= set(mounted.split()[3].split(",")), said
 
 
 def test_what_an_image_calls_its_volumes_is_as_small_as_tmp_and_not_on_the_disk(
@@ -450,7 +484,7 @@ async def test_containers_are_offered_where_there_is_an_engine(
     asked = await toolbox.run("echo", inputs={"a": 1})
     await drain(engine)
     done = await toolbox.show(asked.id)
-    assert (done.status, done.outputs, done.exit_code) == (JobState.SUCCEEDED, {"echo": {"a": 1}}, 0)
+    assert (done.status, done.outputs, done.exit_code) == (ToolRunStatus.SUCCEEDED, {"echo": {"a": 1}}, 0)
     (said,) = await toolbox.logs(asked.id)
     assert (said.stream, said.content) == ("stdout", b"thinking about {'a': 1}\n")
     assert [artifact.path for artifact in await toolbox.artifacts(asked.id)] == ["answer.txt"]

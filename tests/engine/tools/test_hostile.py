@@ -17,14 +17,24 @@ from typing import Any
 import psycopg
 import pytest
 
-from kappa.engine import AsyncClient, Engine, JobState, tools
+from kappa.engine import AsyncClient, Engine, tools
 from kappa.engine.testing import drain, working
-from kappa.engine.tools import ArtifactStore, Bench, ContractBroken, Identity, ToolRun, Tools, contract, supervisor
+from kappa.engine.tools import (
+    ArtifactStore,
+    Bench,
+    ContractBroken,
+    Identity,
+    ToolRun,
+    ToolRunStatus,
+    Tools,
+    contract,
+    supervisor,
+)
 from kappa.engine.tools.run import RunDirectory, discard
 from tests.engine.site import seen
 from tests.engine.tools import shop
 from tests.engine.tools.conftest import script
-from tests.engine.tools.shop import FIRST, FOLLOWER, Place, gone, resident_kb, shell, worker
+from tests.engine.tools.shop import FIRST, FOLLOWER, Place, gone, resident_kb, shell, try_again, worker
 from tests.ground import eventually, lacking
 
 RESULT = '{"contract_version": 1, "status": "succeeded"'
@@ -192,14 +202,17 @@ async def test_whatever_a_tool_leaves_behind_a_line_says_what_is_wrong_with_it(
     for number, (name, (source, _)) in enumerate(ideas.items()):
         await at.register(toolbox, shell(source), f"t{number}", output_mb=2 if ideas is LEAVES else 1)
         runs[name] = (await toolbox.run(f"t{number}")).id
-    await drain(engine, FOLLOWER)
-    found = {name: await toolbox.show(run_id) for name, run_id in runs.items()}
+    found: dict[str, ToolRun] = {}
+    while any(not run.status.terminal for run in found.values()) or not found:
+        # An engine of containers under such a load may refuse one for now: then its run backs off.
+        await try_again(engine)
+        found = {name: await toolbox.show(run_id) for name, run_id in runs.items()}
     lines = {name: line for name, (_, line) in ideas.items()}
     if at.name == "container":
         lines |= {name: line for name, line in IN_A_CONTAINER.items() if name in ideas}
     assert {name: run.error_summary for name, run in found.items()} == lines
     for run in found.values():
-        assert (run.status, run.outputs) == (JobState.FAILED, None)
+        assert (run.status, run.outputs) == (ToolRunStatus.FAILED, None)
         assert await toolbox.artifacts(run.id) == []
         assert run.error_summary
         assert run.error_summary.isprintable()
@@ -222,7 +235,7 @@ async def test_a_device_is_not_read(engine: Engine, toolbox: Tools, bench: Bench
         await drain(engine, FOLLOWER)
     run = await toolbox.show(1)
     name = where.removeprefix("output/")
-    assert (run.status, run.error_summary) == (JobState.FAILED, f"{name!r} is not a plain file")
+    assert (run.status, run.error_summary) == (ToolRunStatus.FAILED, f"{name!r} is not a plain file")
     nothing_is_left(bench, at)
 
 
@@ -231,9 +244,9 @@ async def test_a_directory_closed_to_everybody_keeps_nobody_out(
 ) -> None:
     source = f"echo kept >output/a; {naming('a')}; mkdir -p output/b/c; chmod 0 output/b output/a output result.json ."
     ended = await run(engine, toolbox, at, shell(source))
-    assert ended.status in (JobState.SUCCEEDED, JobState.FAILED)
+    assert ended.status in (ToolRunStatus.SUCCEEDED, ToolRunStatus.FAILED)
     if os.geteuid() == 0:
-        assert ended.status is JobState.SUCCEEDED
+        assert ended.status is ToolRunStatus.SUCCEEDED
         assert [artifact.size for artifact in await toolbox.artifacts(1)] == [5]
     nothing_is_left(bench, at)
 
@@ -260,7 +273,7 @@ async def test_a_fork_bomb_stays_within_its_limit_and_ends(
         await toolbox.cancel(1, "enough of them")
         await drain(engine, FOLLOWER)
     ended = await toolbox.show(1)
-    assert (ended.status, ended.reason) == (JobState.CANCELLED, "enough of them")
+    assert (ended.status, ended.reason) == (ToolRunStatus.CANCELLED, "enough of them")
     nothing_is_left(bench, at)
 
 
@@ -294,7 +307,7 @@ async def test_nothing_is_left_of_a_bomb_whose_supervisor_is_killed(
         os.kill(pid, 9)
         await drain(engine, FOLLOWER)
     ended = await toolbox.show(1)
-    assert (ended.status, ended.error_summary) == (JobState.FAILED, "the supervisor of the run was lost")
+    assert (ended.status, ended.error_summary) == (ToolRunStatus.FAILED, "the supervisor of the run was lost")
     nothing_is_left(bench, at)
 
 
@@ -311,7 +324,7 @@ async def test_a_memory_hog_gets_no_more_than_its_limit(
     refused = "the tool exited with code 1, and the tool left no result.json"
     killed = "the tool ran out of memory"
     summary = killed if at.name == "container" else refused
-    assert (ended.status, ended.error_summary) == (JobState.FAILED, summary)
+    assert (ended.status, ended.error_summary) == (ToolRunStatus.FAILED, summary)
     said = {
         stream: b"".join(p.content for p in await toolbox.logs(1, stream=stream)) for stream in ("stdout", "stderr")
     }
@@ -337,7 +350,7 @@ async def test_a_flood_of_output_leaves_the_worker_as_small_as_it_was(
                 found.append(resident_kb(running.pid))
                 await asyncio.sleep(0.01)
         ended = await toolbox.show(asked.id)
-        assert (ended.status, ended.error_summary) == (JobState.SUCCEEDED, None)
+        assert (ended.status, ended.error_summary) == (ToolRunStatus.SUCCEEDED, None)
         return found
 
     with worker(url, at) as running:
@@ -358,7 +371,7 @@ async def test_a_child_that_goes_on_writing_does_not_keep_its_parents_run_alive(
     goes_on = "(trap '' PIPE TERM HUP; while :; do cat /dev/zero; done) &"
     source = f"{goes_on} head -c 9 /dev/zero; echo '{RESULT}}}' >result.json"
     ended = await run(engine, toolbox, at, shell(source), timeout=20)
-    assert (ended.status, ended.error_summary) == (JobState.SUCCEEDED, None)
+    assert (ended.status, ended.error_summary) == (ToolRunStatus.SUCCEEDED, None)
     nothing_is_left(bench, at)
 
 
@@ -366,7 +379,7 @@ async def test_a_tool_that_closes_its_outputs_is_followed_to_its_end(
     engine: Engine, toolbox: Tools, bench: Bench, at: Place
 ) -> None:
     source = f"echo last; exec >&- 2>&-; sleep 0.3; echo '{RESULT}}}' >result.json"
-    assert (await run(engine, toolbox, at, shell(source))).status is JobState.SUCCEEDED
+    assert (await run(engine, toolbox, at, shell(source))).status is ToolRunStatus.SUCCEEDED
     assert [piece.content for piece in await toolbox.logs(1)] == [b"last\n"]
     nothing_is_left(bench, at)
 
@@ -375,7 +388,7 @@ async def test_a_tool_that_sleeps_for_ever_ends_when_its_time_is_up(
     engine: Engine, toolbox: Tools, bench: Bench, at: Place
 ) -> None:
     ended = await run(engine, toolbox, at, shell("trap '' TERM; while :; do sleep 1000; done"), timeout=0.5)
-    assert (ended.status, ended.error_summary) == (JobState.TIMED_OUT, "the time-out was reached")
+    assert (ended.status, ended.error_summary) == (ToolRunStatus.TIMED_OUT, "the time-out was reached")
     nothing_is_left(bench, at)
 
 
@@ -388,7 +401,7 @@ async def test_a_tool_that_fills_the_disk_is_ended(engine: Engine, toolbox: Tool
             time.sleep(0.01)
     """)
     ended = await run(engine, toolbox, at, fill, output_mb=8)
-    assert (ended.status, ended.error_summary) == (JobState.FAILED, "the tool was ended: it wrote more than 8 MB")
+    assert (ended.status, ended.error_summary) == (ToolRunStatus.FAILED, "the tool was ended: it wrote more than 8 MB")
     nothing_is_left(bench, at)
 
 
@@ -412,7 +425,7 @@ async def test_one_file_grows_to_the_limit_and_no_further(
         open("result.json", "w").write('{RESULT}, "outputs": %s}}' % said)
     """)
     ended = await run(engine, toolbox, at, grow, output_mb=4)
-    assert (ended.status, ended.outputs) == (JobState.SUCCEEDED, [27] * 4)
+    assert (ended.status, ended.outputs) == (ToolRunStatus.SUCCEEDED, [27] * 4)
     nothing_is_left(bench, at)
 
 
@@ -456,7 +469,7 @@ async def test_directories_as_deep_as_they_go_are_removed(
         open("result.json", "w").write('{RESULT}}}')
     """)
     ended = await run(engine, toolbox, at, dig)
-    assert (ended.status, ended.error_summary) == (JobState.SUCCEEDED, None)
+    assert (ended.status, ended.error_summary) == (ToolRunStatus.SUCCEEDED, None)
     nothing_is_left(bench, at)
 
 
@@ -590,7 +603,7 @@ async def test_a_tool_reaches_nothing_but_its_own_directory(
         await toolbox.run("it", inputs=asked)
         await drain(engine, FOLLOWER)
         ended = await toolbox.show(1)
-        assert (ended.status, ended.error_summary) == (JobState.SUCCEEDED, None)
+        assert (ended.status, ended.error_summary) == (ToolRunStatus.SUCCEEDED, None)
         found = ended.outputs
         for path in secrets:
             assert found[f"read {path}"] in ("No such file or directory", "Permission denied"), path

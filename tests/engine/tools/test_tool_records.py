@@ -13,10 +13,21 @@ from typing import Any
 import psycopg
 import pytest
 
+from kappa.app.wiring import COMPONENTS
 from kappa.engine import AsyncClient, Engine, JobState, tools
 from kappa.engine.testing import drain, maintain, working
-from kappa.engine.tools import ArtifactStore, Bench, Identity, ProcessRunner, ToolError, ToolNotFound, Tools
+from kappa.engine.tools import (
+    ArtifactStore,
+    Bench,
+    Identity,
+    ProcessRunner,
+    ToolError,
+    ToolNotFound,
+    ToolRunStatus,
+    Tools,
+)
 from kappa.engine.tools.client import INPUTS_LIMIT
+from kappa.pg.migrations import Component, migrate
 from tests.engine.site import seen
 from tests.engine.tools.conftest import GOOD, script
 from tests.engine.tools.shop import FIRST, FOLLOWER, HOUR, Place, adopt, gone, shell, try_again, worker
@@ -51,11 +62,12 @@ BEGIN
     IF job.id IS NULL OR job.kind <> 'tool_run' THEN
         RETURN;
     END IF;
-    IF (run.status, run.attempt, run.started_at, run.finished_at, run.reason) IS DISTINCT FROM
-       (job.state, job.attempt, job.started_at, job.finished_at, job.reason) THEN
+    IF (run.status, run.available_at, run.attempt, run.started_at, run.finished_at, run.reason) IS DISTINCT FROM
+       (replace(job.state::text, 'scheduled', 'queued')::kappa.job_state, job.run_at, job.attempt, job.started_at,
+        job.finished_at, job.reason) THEN
         RAISE EXCEPTION 'job % says %, its run says %', wanted,
-            (job.state, job.attempt, job.started_at, job.finished_at, job.reason),
-            (run.status, run.attempt, run.started_at, run.finished_at, run.reason);
+            (job.state, job.run_at, job.attempt, job.started_at, job.finished_at, job.reason),
+            (run.status, run.available_at, run.attempt, run.started_at, run.finished_at, run.reason);
     END IF;
     INSERT INTO commits (run, status, attempt) VALUES (run.id, run.status, run.attempt);
 END $$;
@@ -115,7 +127,7 @@ async def test_a_run_says_what_its_job_says_at_every_commit_of_a_wild_life(
         names = itertools.cycle(sources)
         for number in range(40):
             run = await toolbox.run(next(names), max_attempts=dice.choice([1, 2]))
-            assert run.status is JobState.AWAITING_APPROVAL
+            assert run.status is ToolRunStatus.AWAITING_APPROVAL
             if number % 8 == 0:
                 await client.reject(run.job_id)
             elif number % 11 == 0:
@@ -125,8 +137,8 @@ async def test_a_run_says_what_its_job_says_at_every_commit_of_a_wild_life(
 
         async def upset() -> None:
             """Until everything has ended: cancel this, kill the supervisor of that."""
-            while await toolbox.runs(states=[JobState.QUEUED, JobState.RUNNING, JobState.SCHEDULED]):
-                running = await toolbox.runs(states=[JobState.RUNNING])
+            while await toolbox.runs(states=[ToolRunStatus.QUEUED, ToolRunStatus.RUNNING]):
+                running = await toolbox.runs(states=[ToolRunStatus.RUNNING])
                 if running and dice.random() < 0.2:
                     await toolbox.cancel(dice.choice(running).id, "in the middle")
                 elif running and (pid := at.supervisor(Identity(dice.choice(running).job_id, 1))):
@@ -148,16 +160,51 @@ async def test_a_run_says_what_its_job_says_at_every_commit_of_a_wild_life(
     bench.sweep()
     bench.close()
     assert len(ended) == 40
-    assert {run.status for run in ended} == {state for state in JobState if state.terminal}
+    assert {run.status for run in ended} == {status for status in ToolRunStatus if status.terminal}
     assert all(run.finished_at for run in ended)
     for run in ended:
-        if run.status is JobState.SUCCEEDED:
+        if run.status is ToolRunStatus.SUCCEEDED:
             assert run.error_summary is None, run
         else:  # one that was cancelled after an attempt had failed says both
             assert run.error_summary or run.reason, run
     seen_states = connection.execute("SELECT DISTINCT status FROM commits").fetchall()
-    assert {status for (status,) in seen_states} == {state.value for state in JobState}
+    assert {status for (status,) in seen_states} == {status.value for status in ToolRunStatus}
     gone(lambda: [pid for run in ended for n in (1, 2) for pid in at.processes(Identity(run.job_id, n))], "all of them")
+
+
+@pytest.mark.usefixtures("watched")
+async def test_a_run_that_backs_off_is_queued_and_says_from_when_it_is_available(
+    engine: Engine, toolbox: Tools, async_client: AsyncClient
+) -> None:
+    await toolbox.register("bad", "1", argv=shell("exit 4"))
+    asked = await toolbox.run("bad", max_attempts=2)
+    assert (asked.status, asked.available_at) == ("queued", None)
+    await drain(engine, FOLLOWER)
+    job, run = await async_client.show(asked.job_id), await toolbox.show(asked.id)
+    assert (job.state, run.status, run.attempt) == (JobState.SCHEDULED, "queued", 1)
+    assert run.available_at == job.run_at is not None
+    assert [one.id for one in await toolbox.runs(states=[run.status])] == [asked.id]
+    await maintain(engine, later=HOUR, only=lambda name: name == "promoter")
+    due = await toolbox.show(asked.id)
+    assert (due.status, due.available_at) == ("queued", None)
+    await drain(engine, FOLLOWER)
+    ended = await toolbox.show(asked.id)
+    assert (ended.status, ended.available_at, ended.attempt) == ("failed", None, 2)
+
+
+def test_a_run_that_backs_off_while_the_schema_is_migrated_is_queued_then(empty_url: str) -> None:
+    (engine,) = (part for part in COMPONENTS if part.name == "engine")
+    number = next(step.number for step in engine.steps if step.name == "tool_run_status")
+    with psycopg.connect(empty_url, autocommit=True) as connection:
+        migrate(connection, [Component("engine", engine.steps[: number - 1])])
+        connection.execute("""
+            INSERT INTO kappa.tools (name, version, argv) VALUES ('wc', '1', '{wc}');
+            INSERT INTO kappa.jobs (id, lane, kind, state, run_at)
+            VALUES (7, 'tools', 'tool_run', 'scheduled', '2100-01-01 UTC');
+            INSERT INTO kappa.tool_runs (job_id, tool, version, status) VALUES (7, 'wc', '1', 'scheduled')""")
+        migrate(connection, COMPONENTS)
+        rows = connection.execute("SELECT status, available_at = '2100-01-01 UTC' FROM kappa.tool_runs").fetchall()
+        assert rows == [("queued", True)]
 
 
 async def test_a_run_has_one_attempt_unless_more_are_asked_for(
@@ -178,7 +225,7 @@ async def test_a_run_stays_when_its_job_is_forgotten(
     await drain(engine, FOLLOWER)
     await maintain(engine, later=timedelta(days=30))
     assert connection.execute("SELECT count(*) FROM kappa.all_jobs").fetchone() == (0,)
-    assert (await toolbox.show(1)).status is JobState.SUCCEEDED
+    assert (await toolbox.show(1)).status is ToolRunStatus.SUCCEEDED
 
 
 async def test_a_job_retried_by_hand_writes_nothing_into_the_run_of_the_first(
@@ -314,7 +361,7 @@ async def test_a_tool_finds_its_inputs_as_they_were_given(engine: Engine, toolbo
     await toolbox.run("look", inputs={"é": [1.5, None]}, files=files)
     await drain(engine, FOLLOWER)
     run = await toolbox.show(1)
-    assert (run.status, run.error_summary) == (JobState.SUCCEEDED, None)
+    assert (run.status, run.error_summary) == (ToolRunStatus.SUCCEEDED, None)
     assert run.outputs == [{"é": [1.5, None]}, {name: list(text) for name, text in files.items()}, sorted(files)]
 
 
@@ -334,14 +381,14 @@ async def test_what_a_run_says_is_there_while_it_runs(
                 await asyncio.sleep(0.01)
             while (job := await async_client.show(1)).progress_done is None:
                 await asyncio.sleep(0.01)
-        assert (await toolbox.show(1)).status is JobState.RUNNING
+        assert (await toolbox.show(1)).status is ToolRunStatus.RUNNING
         assert [(piece.stream, piece.position, piece.content) for piece in live] == [
             ("stdout", 0, b"one\n"), ("stderr", 0, b"two\n"),
         ]  # fmt: skip
         assert (job.progress_done, job.progress_total, job.progress_message) == (1, 4, "a b")
         at.go()
         await drain(engine, FOLLOWER)
-    assert (await toolbox.show(1)).status is JobState.SUCCEEDED
+    assert (await toolbox.show(1)).status is ToolRunStatus.SUCCEEDED
     assert [piece.content for piece in await toolbox.logs(1, stream="stdout")] == [b"one\n", b"three\n"]
 
 
@@ -381,7 +428,7 @@ async def test_every_attempt_has_a_log_of_its_own(engine: Engine, toolbox: Tools
     await drain(engine, FOLLOWER)
     await try_again(engine)
     run = await toolbox.show(1)
-    assert (run.status, run.attempt, run.exit_code) == (JobState.FAILED, 2, 1)
+    assert (run.status, run.attempt, run.exit_code) == (ToolRunStatus.FAILED, 2, 1)
     said = {n: [piece.content for piece in await toolbox.logs(1, attempt=n)] for n in (1, 2, None)}
     assert said == {1: [b"attempt 1\n"], 2: [b"attempt 2\n"], None: [b"attempt 2\n"]}
     bench.sweep()
@@ -412,14 +459,14 @@ async def test_artifacts_are_there_with_the_success_or_not_at_all(
         at.go()
         await drain(engine, FOLLOWER)
     run = await toolbox.show(1)
-    assert (run.status, run.outputs, await toolbox.artifacts(1)) == (JobState.SCHEDULED, None, [])
+    assert (run.status, run.outputs, await toolbox.artifacts(1)) == (ToolRunStatus.QUEUED, None, [])
     connection.execute("ALTER TABLE kappa.tool_artifacts DROP CONSTRAINT no_b")
     await maintain(engine, later=HOUR, only=lambda name: name == "promoter")
     async with working(engine, FOLLOWER):
         await seen(lambda: at.runner.find(Identity(1, 2)).running)
         at.go(Identity(1, 2))
         await drain(engine, FOLLOWER)
-    assert (await toolbox.show(1)).status is JobState.SUCCEEDED
+    assert (await toolbox.show(1)).status is ToolRunStatus.SUCCEEDED
     store = ArtifactStore(at.home / "artifacts")
     for artifact in await toolbox.artifacts(1):
         assert store.place(artifact.sha256).stat().st_size == artifact.size
@@ -447,7 +494,7 @@ async def test_sweeping_takes_only_what_no_job_asks_for(
     await seen(lambda: at.runner.find(Identity(2, 1)).exit, "it has ended")
     assert bench.sweep() == []  # and so is what it left
     await drain(engine, FOLLOWER)
-    assert (await toolbox.show(2)).status is JobState.SUCCEEDED
+    assert (await toolbox.show(2)).status is ToolRunStatus.SUCCEEDED
     assert bench.sweep() == [Identity(2, 1)]
     assert list((at.home / "runs").iterdir()) == []
 

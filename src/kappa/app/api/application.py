@@ -19,6 +19,7 @@ from kappa.app.api import (
     ontologies,
     people,
     problems,
+    schedules,
     tools,
     workers,
 )
@@ -30,6 +31,7 @@ from kappa.app.services import Services
 GROUPS = (
     health.routes,
     jobs.routes,
+    schedules.routes,
     workers.routes,
     tools.routes,
     people.routes,

@@ -36,6 +36,7 @@ from kappa.app.api.graph_schemas import (
     SubgraphView,
     WrittenView,
 )
+from kappa.app.api.json_pieces import listed, render
 from kappa.app.api.measure_schemas import ExplainedView
 from kappa.app.api.routing import Routes, Uses, Who
 from kappa.app.api.schemas import Line
@@ -92,7 +93,7 @@ async def enriched_path(services: Uses, request: Request, body: AskEnrichedPath)
 
     def ask(asking: "Asking") -> Any:
         return asking.enriched_path(
-            body.start, body.goal, body.walk, max_hops=body.max_hops, count=body.count, around_hops=body.around_hops,
+            *body.ends, body.walk, max_hops=body.max_hops, count=body.count, around_hops=body.hops_around,
             around_limit=body.around_limit, measures=body.measures,
         )  # fmt: skip
 
@@ -174,25 +175,25 @@ async def show_concept(
     )  # fmt: skip
 
 
-@routes.get("/graph/relation-types", Permission.GRAPH_READ, 501, 504)
-async def relation_types(services: Uses) -> list[RelationTypeView]:
+@routes.get("/graph/relation-types", Permission.GRAPH_READ, 501, 504, response_model=list[RelationTypeView])
+async def relation_types(services: Uses) -> Response:
     """The vocabulary of relations."""
-    return [RelationTypeView.model_validate(one) for one in await services.graph.relation_types()]
+    return await listed(services, RelationTypeView, await services.graph.relation_types())
 
 
-@routes.get("/graph/ontologies", Permission.GRAPH_READ, 501, 504)
-async def ontologies(services: Uses) -> list[OntologyView]:
+@routes.get("/graph/ontologies", Permission.GRAPH_READ, 501, 504, response_model=list[OntologyView])
+async def ontologies(services: Uses) -> Response:
     """The named parts of the graph."""
-    return [OntologyView.model_validate(one) for one in await services.graph.ontologies()]
+    return await listed(services, OntologyView, await services.graph.ontologies())
 
 
 @routes.get("/graph/status", Permission.GRAPH_READ, 501)
 async def status(services: Uses) -> GraphStatus:
-    """The graph in the memory of the server that answers, and what its questions use."""
-    epoch = await services.graph.epoch()
+    """The graph in the memory of the server that answers, what its questions use, and the settings that count now."""
+    epoch, live = await services.graph.epoch(), await services.graph.settings()
     now = services.graph.now()
     assert now is not None
-    return GraphStatus.of(epoch, now)
+    return GraphStatus.of(epoch, now, live)
 
 
 @routes.get("/admin/graph/settings", Permission.GRAPH_MANAGE, 501)
@@ -222,7 +223,7 @@ async def _answer(
             pass
 
     content = await services.graph.ask(
-        name, ask, lambda answer: view.model_validate(answer).model_dump_json().encode(),
+        name, ask, lambda answer: render(view, answer),
         deadline=body.deadline, min_epoch=body.min_epoch, gone=gone,
     )  # fmt: skip
     return Response(content, media_type="application/json")

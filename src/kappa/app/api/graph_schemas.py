@@ -1,9 +1,9 @@
 """The graph on the wire: questions, answers, what is written. A concept is named by its id or its label."""
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 from uuid import UUID
 
-from pydantic import BaseModel, Field, StringConstraints
+from pydantic import BaseModel, Field, StringConstraints, model_validator
 
 from kappa.app.api.measure_schemas import ExplainedView, MeasuredView, OfGraph
 from kappa.app.api.schemas import NO_NUL, Body, Line, Word
@@ -100,9 +100,7 @@ class AskDiversity(WalkingQuestion):
     limit: Limit = 200
 
 
-class AskPath(WalkingQuestion):
-    start: ConceptName
-    goal: ConceptName
+class PathQuestion(WalkingQuestion):
     max_hops: PathHops = 6
     count: Annotated[int, Field(strict=True, ge=1, le=MAX_PATHS)] = Field(
         default=1, description="So many, the shortest"
@@ -110,9 +108,42 @@ class AskPath(WalkingQuestion):
     measures: Measures = False
 
 
-class AskEnrichedPath(AskPath):
-    around_hops: Hops = 1
+class AskPath(PathQuestion):
+    start: ConceptName
+    goal: ConceptName
+
+
+class AskEnrichedPath(PathQuestion):
+    start: ConceptName | None = Field(default=None, description="Required, unless `from_id` says it")
+    goal: ConceptName | None = Field(default=None, description="Required, unless `to_id` says it")
+    around_hops: Hops | None = Field(default=None, description="1 if neither this nor `depth` says it")
     around_limit: Annotated[int, Field(strict=True, ge=1, le=MAX_AROUND)] = 10
+    from_id: ConceptName | None = Field(default=None, description="Another name of `start`")
+    to_id: ConceptName | None = Field(default=None, description="Another name of `goal`")
+    depth: Hops | None = Field(default=None, description="Another name of `around_hops`")
+
+    @model_validator(mode="after")
+    def _agree(self) -> Self:
+        for one, other in (("start", "from_id"), ("goal", "to_id"), ("around_hops", "depth")):
+            first, second = getattr(self, one), getattr(self, other)
+            if first is not None and second is not None and first != second:
+                raise ValueError(
+                    f"{one} is {first!r} and {other} is {second!r}, which means the same: send one of them"
+                )
+            if first is None and second is None and one != "around_hops":
+                raise ValueError(f"{one} is missing: send {one}, or {other}, which means the same")
+        return self
+
+    @property
+    def ends(self) -> tuple[str, str]:
+        start, goal = self.start or self.from_id, self.goal or self.to_id
+        assert start is not None
+        assert goal is not None
+        return start, goal
+
+    @property
+    def hops_around(self) -> int:
+        return self.around_hops or self.depth or 1
 
 
 class AskPolarity(WalkingQuestion):
@@ -129,7 +160,9 @@ class AskSearch(Question):
     model: Line | None = None
     like: ConceptName | None = Field(default=None, description="Concepts like this one, by its embedding")
     limit: Limit = 20
-    min_similarity: Annotated[float, Field(strict=True, ge=-1, le=1, allow_inf_nan=False)] = 0.0
+    min_similarity: Annotated[float, Field(strict=True, ge=-1, le=1, allow_inf_nan=False)] = Field(
+        default=0.0, description="With `vector` or `like`: nothing less similar counts as near"
+    )
     measures: Measures = False
 
 
@@ -359,13 +392,15 @@ class GraphStatus(BaseModel):
     vectors: list[VectorsView] = Field(description="Embeddings in its memory, by model")
     budget: BudgetView
     waiting: int = Field(description="Questions that wait for their turn")
+    settings: "GraphSettings"
 
     @classmethod
-    def of(cls, epoch: int, now: "GraphNow") -> "GraphStatus":
+    def of(cls, epoch: int, now: "GraphNow", settings: "LiveSettings") -> "GraphStatus":
         return cls(
             epoch=epoch, snapshot=SnapshotView.model_validate(now.snapshot),
             vectors=[VectorsView.model_validate(one) for one in now.vectors],
             budget=BudgetView.model_validate(now.budget), waiting=now.waiting,
+            settings=GraphSettings.of(settings),
         )  # fmt: skip
 
 

@@ -5,6 +5,7 @@ from uuid import UUID
 
 from fastapi import Path, Query, Response
 
+from kappa.app.api.json_pieces import listed
 from kappa.app.api.measure_schemas import KeptArtifact, MergeTypes, MergeView, TypeView
 from kappa.app.api.routing import Routes, Uses, Who
 from kappa.app.api.schemas import JobId, Kind, Line
@@ -19,10 +20,10 @@ SAFELY = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inli
 """A picture is ours, but what it says is not: opened by itself it may run nothing and fetch nothing."""
 
 
-@routes.get("/graph/vocabulary", Permission.GRAPH_READ, 501, 504)
-async def vocabulary(services: Uses) -> list[TypeView]:
+@routes.get("/graph/vocabulary", Permission.GRAPH_READ, 501, 504, response_model=list[TypeView])
+async def vocabulary(services: Uses) -> Response:
     """Every relation type with what is known of it: category, stance, what its targets rest on."""
-    return [TypeView.model_validate(one) for one in await services.curation.vocabulary()]
+    return await listed(services, TypeView, await services.curation.vocabulary())
 
 
 @routes.get("/graph/vocabulary/merges", Permission.GRAPH_READ, 501, 504)

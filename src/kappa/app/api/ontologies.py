@@ -2,8 +2,9 @@
 
 from typing import Annotated
 
-from fastapi import Path, Query
+from fastapi import Path, Query, Response
 
+from kappa.app.api.json_pieces import listed
 from kappa.app.api.ontology_schemas import OntologyDetail, ProposalView, RenameOntology
 from kappa.app.api.routing import Routes, Uses, Who
 from kappa.app.api.schemas import EnqueuedJob, JobId, Line
@@ -35,10 +36,10 @@ async def delete(services: Uses, who: Who, name: Name) -> None:
     await services.ontologies.delete(who, name)
 
 
-@routes.get("/masses", Permission.GRAPH_READ, 501)
-async def masses(services: Uses) -> list[OntologyDetail]:
+@routes.get("/masses", Permission.GRAPH_READ, 501, response_model=list[OntologyDetail])
+async def masses(services: Uses) -> Response:
     """Every ontology, and how much is in it."""
-    return [OntologyDetail.model_validate(one) for one in await services.ontologies.all()]
+    return await listed(services, OntologyDetail, await services.ontologies.all())
 
 
 @routes.post("/annealing", Permission.GRAPH_CURATE, status_code=201)

@@ -36,7 +36,7 @@ UserPath = Annotated[Name, Path()]
 RolePath = Annotated[RoleName, Path()]
 
 
-@routes.open("POST", "/sessions", 401, 429, status_code=201)
+@routes.open("POST", "/sessions", 401, 403, 429, status_code=201)
 async def sign_in(services: Uses, body: SignIn, request: Request, response: Response) -> SessionView:
     """Sign in with name and password. The answer sets a cookie, and has the CSRF token that changes need."""
     address = request.client.host if request.client else "local"

@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import psycopg
@@ -36,6 +36,7 @@ STATUS: tuple[tuple[type[Exception], int, str], ...] = (
     (app.Forbidden, 403, "forbidden"),
     (app.NotFound, 404, "not_found"),
     (engine.JobNotFound, 404, "not_found"),
+    (engine.ScheduleNotFound, 404, "not_found"),
     (tools.ToolNotFound, 404, "not_found"),
     (graph.UnknownConcept, 404, "unknown_concept"),
     (app.Ambiguous, 409, "ambiguous"),
@@ -43,9 +44,11 @@ STATUS: tuple[tuple[type[Exception], int, str], ...] = (
     (app.Conflict, 409, "conflict"),
     (graph.EpochNotReached, 409, "epoch_not_reached"),
     (engine.IllegalTransition, 409, "illegal_transition"),
+    (engine.ScheduleExists, 409, "conflict"),
     (engine.UnknownKind, 422, "unknown_kind"),
     (engine.BadPayload, 422, "bad_payload"),
     (engine.LaneError, 422, "bad_lane"),
+    (engine.ScheduleError, 422, "bad_schedule"),
     (engine.EngineError, 422, "refused"),
     (app.Refused, 422, "refused"),
     (graph.UnknownOntology, 422, "unknown_ontology"),
@@ -191,14 +194,27 @@ async def _known(request: Request, error: Exception) -> JSONResponse:
 async def _not_understood(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
     # Never the input itself: it may be a password.
-    faults = [Fault(where=".".join(map(str, one["loc"])), what=wording.what_is_wrong(one)) for one in error.errors()]
+    faults = [_fault(one) for one in error.errors()]
     detail = f"{faults[0].where}: {faults[0].what}" if faults else "the request was not understood"
     return response(422, "not_understood", detail, request_id=_id(request), errors=faults)
 
 
+def _fault(error: Mapping[str, Any]) -> Fault:
+    if error["type"] == "json_invalid":  # of the whole body: the framework gives the character in place of a field
+        return Fault(where="body", what=f"invalid JSON at character {error['loc'][-1]}: {error['ctx']['error']}")
+    return Fault(where=".".join(map(str, error["loc"])), what=wording.what_is_wrong(error))
+
+
 def _http(request: Request, error: Exception, routes: Sequence[BaseRoute]) -> JSONResponse:
     assert isinstance(error, HTTPException)
-    codes = {400: "unreadable", 404: "no_such_route", 405: "no_such_method", 413: "too_large", 503: "not_now"}
+    codes = {
+        400: "unreadable",
+        404: "no_such_route",
+        405: "no_such_method",
+        413: "too_large",
+        422: "not_understood",
+        503: "not_now",
+    }
     code = codes.get(error.status_code, "refused")
     headers = dict(error.headers) if error.headers else {}
     if error.status_code == 405:

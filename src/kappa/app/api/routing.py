@@ -8,6 +8,7 @@ from fastapi.routing import APIRoute
 from fastapi.security import APIKeyCookie, HTTPAuthorizationCredentials, HTTPBearer
 
 from kappa.app.api import problems
+from kappa.app.api.json_body import JsonRoute
 from kappa.app.errors import NotAuthenticated
 from kappa.app.permissions import Permission
 from kappa.app.services import Services
@@ -63,7 +64,9 @@ class Routes:
     """A group of routes. Each declares its permission, or says that it is open."""
 
     def __init__(self, tag: str, prefix: str = "") -> None:
-        self.router = APIRouter(prefix=prefix, tags=[tag], generate_unique_id_function=_operation)
+        self.router = APIRouter(
+            prefix=prefix, tags=[tag], generate_unique_id_function=_operation, route_class=JsonRoute
+        )
 
     def get(self, path: str, permission: Permission, *problem: int, **options: Any) -> Callable[[F], F]:
         """With `check`, that is asked in place of the permission alone; it must refuse whoever doesn't have it."""

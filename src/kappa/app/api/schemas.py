@@ -7,7 +7,7 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, StringConstrai
 
 from kappa.engine import Executor, Job, JobState, Needs
 from kappa.engine.fleet.wire import Label
-from kappa.engine.tools import ToolLimits
+from kappa.engine.tools import ToolLimits, ToolRunStatus
 
 if TYPE_CHECKING:
     from kappa.app.usecases.workers import LaneNow
@@ -138,6 +138,9 @@ class LaneView(BaseModel):
     lease_ttl: float
     stale_timeout: float
     enabled: bool
+    held_by: int | None = Field(
+        default=None, description="The job for which the lane is drained while it runs, whatever `enabled` says"
+    )
     executor: Executor
     jobs: dict[JobState, int] = Field(description="Live jobs by state")
 
@@ -153,6 +156,7 @@ class LaneView(BaseModel):
             lease_ttl=lane.lease_ttl.total_seconds(),
             stale_timeout=lane.stale_timeout.total_seconds(),
             enabled=lane.enabled,
+            held_by=lane.held_by,
             executor=lane.executor,
             jobs=now.jobs,
         )
@@ -377,9 +381,12 @@ class ToolRunView(BaseModel):
     job_id: int
     tool: str
     version: str
-    status: JobState
+    status: ToolRunStatus
     requested_by: str | None
     requested_at: datetime
+    available_at: datetime | None = Field(
+        default=None, description="When a queued run that backs off may be claimed; null: now, or it has begun or ended"
+    )
     started_at: datetime | None
     finished_at: datetime | None
     attempt: int

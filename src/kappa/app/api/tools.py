@@ -27,7 +27,7 @@ from kappa.app.api.schemas import (
 )
 from kappa.app.errors import Refused
 from kappa.app.permissions import Permission
-from kappa.engine import JobState
+from kappa.engine.tools import ToolRunStatus
 
 routes = Routes("tools")
 
@@ -77,7 +77,7 @@ async def run_tool(services: Uses, who: Who, name: ToolPath, body: RunTool | Non
 async def tool_runs(
     services: Uses,
     tool: Annotated[Line | None, Query()] = None,
-    status: Annotated[list[JobState] | None, Query()] = None,
+    status: Annotated[list[ToolRunStatus] | None, Query()] = None,
     requested_by: Annotated[Line | None, Query()] = None,
     before: Annotated[JobId | None, Query(description="`next` of the page before")] = None,
     limit: Annotated[int, Query(ge=1, le=500)] = 50,

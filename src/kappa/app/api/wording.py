@@ -15,6 +15,8 @@ _RANGES = {"A-Za-z": "letters", "a-z": "small letters", "A-Z": "capital letters"
 
 def what_is_wrong(fault: Mapping[str, Any]) -> str:
     """One error of pydantic's, in a line."""
+    if fault["type"] == "model_attributes_type":
+        return "must be a JSON object"
     if fault["type"] != "string_pattern_mismatch":
         return str(fault["msg"])
     pattern = str(fault["ctx"]["pattern"])

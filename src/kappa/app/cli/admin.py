@@ -85,7 +85,9 @@ def edit(
     ] = None,
     stale_timeout: Annotated[
         float | None,
-        typer.Option(parser=values.seconds, metavar="DURATION", help="When a job that runs on is given up, as in 30m."),
+        typer.Option(
+            parser=values.seconds, metavar="DURATION", help="How long a job may report no progress, as in 30m."
+        ),
     ] = None,
     executor: Annotated[Executor | None, typer.Option(help="Where the handlers run.")] = None,
     kinds: Annotated[str | None, typer.Option(metavar="A,B", help="The kinds it does; '' for none.")] = None,

@@ -23,7 +23,9 @@ PLACES = {
         "doctor": Place(f"{CLI}.doctor:doctor", "Say what was found on this machine and what follows."),
     },
     "Ask the graph": {
-        "search": Place(f"{CLI}.graph:search", "Find concepts by words, the best first."),
+        "search": Place(
+            f"{CLI}.graph:search", "Find concepts by words, by what they are like, or by both; the best first."
+        ),
         "related": Place(f"{CLI}.graph:related", "Draw what is around a concept as a tree, nearest first."),
         "path": Place(f"{CLI}.graph:path", "Draw the shortest paths between two concepts as chains."),
         "polarity": Place(f"{CLI}.graph:polarity", "Draw where concepts stand between two poles, by their embeddings."),
@@ -39,6 +41,7 @@ PLACES = {
     },
     "Work": {
         "job": Place(f"{CLI}.jobs:app", "Jobs: enqueue, list, show, watch, approve, cancel, retry."),
+        "schedule": Place(f"{CLI}.schedules:app", "Schedules: what is enqueued when. Add, edit, pause, run now."),
         "tool": Place(f"{CLI}.tools:app", "Tools: register, run, follow, take what they made."),
         "worker": Place(f"{CLI}.worker:worker", "Do the tasks of a server's fleet lanes on this machine."),
         "mcp": Place(f"{CLI}.mcp:mcp", "Speak the Model Context Protocol with an agent that starts this command."),

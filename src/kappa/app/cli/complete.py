@@ -42,6 +42,11 @@ def jobs(incomplete: str) -> Iterator[Offer]:
     yield from _fitting(incomplete, ((str(one["id"]), f"{one['kind']}, {one['state']}") for one in page["items"]))
 
 
+def schedules(incomplete: str) -> Iterator[Offer]:
+    there: Any = _asked("/schedules") or []
+    yield from _fitting(incomplete, ((one["name"], f"{one['cron']} {one['kind']}") for one in there))
+
+
 def tools(incomplete: str) -> Iterator[Offer]:
     there = {one["name"]: one["description"] for one in reversed(_asked("/tools") or [])}
     yield from _fitting(incomplete, there.items())

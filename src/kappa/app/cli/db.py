@@ -4,14 +4,15 @@ import os
 import shutil
 import signal
 import subprocess
-from typing import Annotated
+from typing import Annotated, Any
 
+import psycopg
 import typer
 from psycopg.conninfo import conninfo_to_dict
 
 from kappa.app import settings, wiring
 from kappa.app.cli import show
-from kappa.pg import KappaError, migrate
+from kappa.pg import KappaError, examine, migrate
 from kappa.pg.embedded import EmbeddedServer
 from kappa.pg.errors import ServerNotRunning
 
@@ -66,7 +67,9 @@ def stop(
 
 @app.command()
 def status(as_json: show.AsJson = False) -> None:
-    """Say whether the embedded server runs, where, and who uses it. Exits with 3 if it doesn't run.
+    """Say whether the embedded server runs, where, who uses it, and how its schema compares to this version's.
+
+    Exits with 3 if it doesn't run.
 
     Example: kg db status --json
     """
@@ -155,7 +158,7 @@ def _embedded(verb: str) -> EmbeddedServer:
 
 def _print_status(server: EmbeddedServer, as_json: bool) -> None:
     found = server.status()
-    facts = {
+    facts: dict[str, Any] = {
         "state": found.state.value,
         "home": found.home,
         "pid": found.pid,
@@ -164,10 +167,37 @@ def _print_status(server: EmbeddedServer, as_json: bool) -> None:
         "log": found.log,
         "pinned": found.pinned,
         "holders": [str(holder) for holder in found.holders],
+        "schema": _schema(server) if found.running else None,
     }
     if as_json:
         show.as_json(facts)
     else:
         facts["pinned"] = "yes, it outlives those who use it" if found.pinned else "no"
         facts["holders"] = ", ".join(map(str, found.holders)) or "nobody"
+        facts["schema"] = _in_words(facts["schema"])
         show.fields({name: "-" if value is None else value for name, value in facts.items()})
+
+
+def _schema(server: EmbeddedServer) -> dict[str, Any]:
+    """The schema of a server that runs: what is pending, what is newer than this version, or why it can't be used."""
+    pending, newer, problem = list[str](), list[str](), None
+    try:
+        with psycopg.connect(server.url(), autocommit=True, connect_timeout=10) as connection:
+            state = examine(connection, wiring.COMPONENTS)
+            pending, newer = [str(step) for step in state.pending], state.newer
+    except (KappaError, psycopg.Error) as error:
+        problem = " ".join(str(error).split())
+    return {"pending": pending, "newer": newer, "problem": problem}
+
+
+def _in_words(schema: dict[str, Any] | None) -> str | None:
+    if schema is None:
+        return None
+    if schema["problem"]:
+        return str(schema["problem"])
+    said: list[str] = []
+    if schema["pending"]:
+        said.append(f"{len(schema['pending'])} migrations pending: run `kg db migrate`")
+    if schema["newer"]:
+        said.append(f"newer than this version and compatible with it: {', '.join(schema['newer'])}")
+    return "; ".join(said) or "up to date"

@@ -56,20 +56,34 @@ Deadline = Annotated[
 
 def search(
     text: Annotated[
-        str,
+        str | None,
         typer.Argument(metavar="TEXT", help="Words of labels, descriptions and search terms.", show_default=False),
-    ],
+    ] = None,
+    like: Annotated[
+        str | None, typer.Option(help="Concepts like this one, by its embedding: its label, or its id.")
+    ] = None,
     ontology: Ontology = None,
     limit: Limit = 20,
-    min_similarity: Annotated[float, typer.Option(min=0, max=1, help="Only what is at least so similar.")] = 0.0,
+    min_similarity: Annotated[
+        float, typer.Option(min=0, max=1, help="With --like: nothing less similar counts as near.")
+    ] = 0.0,
     deadline: Deadline = None,
     as_json: show.AsJson = False,
 ) -> None:
-    """Find concepts by words, the best first.
+    """Find concepts by words, by what they are like, or by both; the best first.
 
     Example: kg search 'deep sleep' --ontology 'coffee and sleep'
     """
-    body = {"text": text, "limit": limit, "min_similarity": min_similarity, "measures": True, **_where(ontology, 0.0)}
+    if text is None and like is None:
+        raise typer.BadParameter("a search needs a TEXT, or --like with a concept")
+    if min_similarity and like is None:
+        raise typer.BadParameter(
+            "it needs --like: a search by words alone compares no embeddings", param_hint="--min-similarity"
+        )
+    body = {
+        "text": text, "like": like, "limit": limit, "min_similarity": min_similarity, "measures": True,
+        **_where(ontology, 0.0),
+    }  # fmt: skip
     found = _ask("search", SearchView, body, deadline)
     if as_json:
         show.as_json(found)

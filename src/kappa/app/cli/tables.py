@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kappa.app.api.measure_schemas import KeptArtifact, MergeView, TypeView
+from kappa.app.api.schedule_schemas import ScheduleView
 from kappa.app.api.schemas import (
     AuditEntry,
     FleetWorkerView,
@@ -24,6 +25,7 @@ from kappa.app.api.schemas import (
 )
 from kappa.app.cli import show
 from kappa.engine import JobState
+from kappa.engine.tools import ToolRunStatus
 
 LIVE = (JobState.AWAITING_APPROVAL, JobState.SCHEDULED, JobState.QUEUED, JobState.RUNNING)
 CELLS = 16
@@ -68,8 +70,8 @@ def cell(value: object, style: str = "") -> Text:
     return Text("-" if value is None else show.printable(value), style=style)
 
 
-def state(of: JobState) -> Text:
-    return Text(of.value, style=_COLOURS[of])
+def state(of: JobState | ToolRunStatus) -> Text:
+    return Text(of.value, style=_COLOURS[JobState(of)])
 
 
 def bar(used: int, slots: int) -> Text:
@@ -156,7 +158,7 @@ def status(now: StatusView) -> RenderableType:
         counts = [lane.jobs.get(name, 0) for name in LIVE]
         shown = [state_count(name, count) for name, count in zip(LIVE, counts, strict=True)]
         served = any(lane.name in worker.lanes for worker in now.workers)
-        stands = _open(lane) if served or not lane.enabled else Text("unserved", style="dim")
+        stands = _open(lane) if served or lane.held_by or not lane.enabled else Text("unserved", style="dim")
         depth.add_row(cell(lane.name), stands, bar(lane.slots_used, lane.max_slots), *shown)
     nobody = Text("no worker runs: nothing is claimed", style="red")
     return Group(heading, "", depth, "", _workers(now.workers) if now.workers else nobody)
@@ -177,7 +179,38 @@ def _workers(found: Sequence[WorkerView]) -> Table:
 
 
 def _open(lane: LaneView) -> Text:
+    if lane.held_by is not None:
+        return Text(f"held by job {lane.held_by}", "yellow")
     return Text("open", style="green") if lane.enabled else Text("draining" if lane.slots_used else "drained", "yellow")
+
+
+def schedules(found: Iterable[ScheduleView]) -> Table:
+    rows = show.table("schedule", "state", "when", "time zone", "kind", "next", "last", "job", "error")
+    for one in found:
+        rows.add_row(
+            cell(one.name), _schedule_state(one), cell(one.cron), cell(one.timezone), cell(one.kind), when(one.next_at),
+            when(one.last_at), cell(one.last_job), cell(one.error or ""),
+        )  # fmt: skip
+    return show.fitted(rows, spare=("job", "last", "time zone"), last=10)
+
+
+def _schedule_state(one: ScheduleView) -> Text:
+    if not one.enabled:
+        return Text("paused", style="yellow")
+    return Text(f"failing ({one.failures})", style="red") if one.failures else Text("on", style="green")
+
+
+def schedule_fields(one: ScheduleView) -> dict[str, str]:
+    """A schedule whole, without what it doesn't have."""
+    facts: dict[str, object] = {
+        "schedule": one.name, "state": _schedule_state(one).plain, "when": f"{one.cron} ({one.timezone})",
+        "kind": one.kind, "payload": shortened(one.payload), "priority": one.priority, "missed": one.missed,
+        "next": "\n".join(f"{when(at)} ({at.astimezone():%A})" for at in one.next_times) or None,
+        "last": when(one.last_at) if one.last_at else None, "last job": one.last_job, "error": one.error,
+        "tried again": when(one.retry_at) if one.retry_at else None,
+        "declared": "by the server: it can be paused, not deleted" if one.is_declared else None,
+    }  # fmt: skip
+    return {name: str(value) for name, value in facts.items() if value is not None}
 
 
 def audit(found: Iterable[AuditEntry]) -> Table:

@@ -12,7 +12,7 @@ from kappa.app import remote, settings
 from kappa.app.api.schemas import ArtifactView, JobView, ToolLogs, ToolRunPage, ToolRunView, ToolView
 from kappa.app.cli import complete, show, tables, values
 from kappa.app.remote import Server, segment
-from kappa.engine import JobState
+from kappa.engine.tools import ToolRunStatus
 
 app = typer.Typer(no_args_is_help=True, help="Tools: register, run, follow, take what they made.")
 
@@ -126,7 +126,7 @@ def run(
 @app.command()
 def runs(
     tool: Annotated[str | None, typer.Option(help="Only of this tool.")] = None,
-    status: Annotated[list[JobState] | None, typer.Option(help="Only in this state; may be repeated.")] = None,
+    status: Annotated[list[ToolRunStatus] | None, typer.Option(help="Only with this status; may be repeated.")] = None,
     limit: Annotated[int, typer.Option(min=1, max=500, help="So many at most.")] = 50,
     before: Annotated[int | None, typer.Option(metavar="RUN", min=1, help="Only those older than this run.")] = None,
     as_json: show.AsJson = False,
@@ -144,12 +144,16 @@ def runs(
     if not page.items:
         show.say("no runs like that")
         return
-    rows = show.table("run", "tool", "version", "status", "by", "asked for", "summary")
+    rows = show.table("run", "tool", "version", "status", "available", "by", "asked for", "summary")
     for one in page.items:
+        available = "" if one.available_at is None else tables.when(one.available_at)
         rows.add_row(
             str(one.id), *map(tables.cell, (one.tool, one.version)), tables.state(one.status),
-            *map(tables.cell, (one.requested_by or "", tables.when(one.requested_at), one.error_summary or "")),
+            *map(tables.cell, (available, one.requested_by or "", tables.when(one.requested_at))),
+            tables.cell(one.error_summary or ""),
         )  # fmt: skip
+    if all(one.available_at is None for one in page.items):
+        rows.columns = [column for column in rows.columns if column.header != "available"]
     show.out.print(rows)
 
 
@@ -259,7 +263,7 @@ def _follow(server: Server, asked: ToolRunView, *, aloud: bool) -> ToolRunView:
         _print(said, sys.stdout if aloud else sys.stderr)
         if now.status.terminal:
             return now
-        if now.status is JobState.RUNNING:
+        if now.status is ToolRunStatus.RUNNING:
             how_far = tables.progress(server.get(f"/jobs/{asked.job_id}", JobView))
             if how_far != told:
                 told = how_far
@@ -279,7 +283,7 @@ def _tell_end(done: ToolRunView, as_json: bool) -> None:
         show.as_json(done)
     elif done.outputs is not None:
         show.line(tables.compact(done.outputs))
-    if done.status is not JobState.SUCCEEDED:
+    if done.status is not ToolRunStatus.SUCCEEDED:
         show.say(f"run {done.id}: {done.status.value}: {done.error_summary or done.reason or 'no reason given'}")
         raise typer.Exit(1)
 

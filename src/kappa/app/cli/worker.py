@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from kappa.engine.fleet.agent import Agent, AgentConfig
     from kappa.engine.fleet.journal import Journal
     from kappa.engine.fleet.link import Place
+    from kappa.engine.fleet.tool_attempt import FleetBench
     from kappa.engine.fleet.wire import Welcome
     from kappa.engine.registry import Registry
 
@@ -142,41 +143,45 @@ def _run(config: "AgentConfig", place: "Place", journal: "Journal", registry: "R
     from kappa.engine.fleet.link import Refused
     from kappa.engine.loops import loop_factory
 
+    bench = _bench(config, place, journal, configured)
     try:
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
-            runner.run(_work(config, place, journal, registry, configured))
+            runner.run(_work(config, place, journal, registry, bench))
     except Refused as error:
         raise remote.ServerRefused(error.status, error.code, f"{place.url}: {error}") from None
+    finally:
+        if bench is not None:
+            bench.close()
 
 
-async def _work(
-    config: "AgentConfig", place: "Place", journal: "Journal", registry: "Registry", configured: Settings
-) -> None:
-    from kappa.engine.fleet.agent import Agent
+def _bench(config: "AgentConfig", place: "Place", journal: "Journal", configured: Settings) -> "FleetBench | None":
+    """What runs tools, if this worker does."""
     from kappa.engine.fleet.files import Files
-    from kappa.engine.fleet.link import Link
     from kappa.engine.fleet.tool_attempt import FleetBench
     from kappa.engine.tools import KIND, ProcessRunner, runners_here
 
-    bench = None
-    if KIND in config.able.kinds:
-        runs = journal.work_dir / "runs"
-        runs.mkdir(exist_ok=True, mode=0o700)
-        hidden = [configured.home.expanduser().absolute(), journal.work_dir]
-        runners = {**runners_here(journal.work_dir), "process": ProcessRunner(runs, hidden=hidden)}
-        bench = FleetBench(runs, runners, Files(place))
+    if KIND not in config.able.kinds:
+        return None
+    runs = journal.work_dir / "runs"
+    runs.mkdir(exist_ok=True, mode=0o700)
+    hidden = [configured.home.expanduser().absolute(), journal.work_dir]
+    runners = {**runners_here(journal.work_dir), "process": ProcessRunner(runs, hidden=hidden)}
+    return FleetBench(runs, runners, Files(place))
+
+
+async def _work(
+    config: "AgentConfig", place: "Place", journal: "Journal", registry: "Registry", bench: "FleetBench | None"
+) -> None:
+    from kappa.engine.fleet.agent import Agent
+    from kappa.engine.fleet.link import Link
 
     def greet(welcome: "Welcome") -> None:
         _greet(config, place, journal, welcome, bench.runners if bench is not None else [])
 
-    try:
-        async with Link(place) as link:
-            agent = Agent(config, link, journal, registry, bench, greet)
-            _stop_on_signals(agent)
-            await agent.run()
-    finally:
-        if bench is not None:
-            bench.close()
+    async with Link(place) as link:
+        agent = Agent(config, link, journal, registry, bench, greet)
+        _stop_on_signals(agent)
+        await agent.run()
 
 
 def _stop_on_signals(agent: "Agent") -> None:

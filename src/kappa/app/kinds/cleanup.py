@@ -68,6 +68,11 @@ def any_expired(asked: CleanUp | None) -> Op[bool]:
 
 def clean_up(ctx: JobContext, database: Database, expiry: Expiry, asked: CleanUp) -> CleanUpResult:
     done = CleanUpResult()
+
+    def report(what: str) -> None:
+        ctx.progress(done.graph_artifacts + done.tool_artifacts + done.uploads, None, what)
+        ctx.raise_if_cancelled()
+
     with database.connect() as connection:
         total = graph_expiry.count_expired(connection)
         while deleted := graph_expiry.delete_expired(connection, BATCH):
@@ -78,13 +83,13 @@ def clean_up(ctx: JobContext, database: Database, expiry: Expiry, asked: CleanUp
             keep = timedelta(days=asked.tool_artifacts_days)
             while deleted := expiry.expire(connection, keep):
                 done.tool_artifacts += deleted
-                ctx.raise_if_cancelled()
+                report("artifacts of tool runs")
         expiry.record_strays(connection)
-        done.files = expiry.remove(connection, ctx.raise_if_cancelled)
+        done.files = expiry.remove(connection, lambda: report("files"))
         done.uploads = run(connection, restore_files.forget())
         while forgotten := forget_uploads(connection, BATCH):
             done.uploads += forgotten
-            ctx.raise_if_cancelled()
+            report("uploads")
     if not (done.graph_artifacts or done.tool_artifacts or done.files or done.uploads):
         done.skipped = "nothing has expired"
     return done

@@ -1,6 +1,6 @@
 -- name: lock_lanes
 -- The lock under which every claim of these lanes is made: until the transaction ends no ingestion begins.
-SELECT pg_advisory_xact_lock(1262568289, hashtext(l.lane))
+SELECT kappa.lock_lane_in_transaction(l.lane)
   FROM (SELECT DISTINCT k.lane FROM kappa.lane_kinds AS k WHERE k.kind = ANY (%(kinds)s::text[]) ORDER BY 1) AS l;
 
 -- name: ingesting

@@ -1,7 +1,7 @@
 """The kind `restore`: a backup back into the graph, with all other lanes drained meanwhile.
 
-The change, the job's success and the lanes' being switched on are one commit. Before it, whatever happens, the graph
-is as it was; a worker that is killed leaves its lease, and when that has run out the lanes are switched on and the job
+The change, the job's success and letting the lanes go are one commit. Before it, whatever happens, the graph
+is as it was; a worker that is killed leaves its lease, and when that has run out the lanes are let go and the job
 begins anew.
 """
 

@@ -48,6 +48,11 @@ class Api:
     async def patch(self, path: str, model: type[M], body: Mapping[str, Any]) -> M:
         return await self._send("PATCH", path, model, body)
 
+    async def delete(self, path: str) -> None:
+        client = self._client()
+        with remote.reaching(_place(client)):
+            remote.check(await client.request("DELETE", path))
+
     async def events(self, path: str, event: str, model: type[M]) -> AsyncGenerator[M]:
         """The events of this name, until the server ends the stream."""
         client = self._client()

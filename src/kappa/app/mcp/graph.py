@@ -83,12 +83,24 @@ class GraphTools:
 
     async def search(
         self,
-        text: Annotated[Line, Field(description="Words of labels, descriptions and search terms")],
+        text: Annotated[Line | None, Field(description="Words of labels, descriptions and search terms")] = None,
+        like: Annotated[
+            Line | None, Field(description="Concepts like this one, by its embedding: a concept's label or id")
+        ] = None,
         ontologies: Ontologies = None,
         limit: Limit = 20,
+        min_similarity: Annotated[
+            float, Field(ge=-1, le=1, description="With `like`: nothing less similar counts as near")
+        ] = 0.0,
     ) -> SearchView:
-        """Find concepts of the knowledge graph by words, the best first. Begin here: the others take what it finds."""
-        body = {"text": text, "limit": limit, "where": _where(ontologies), "measures": True}
+        """Find concepts of the knowledge graph by words, by what they are like, or by both; the best first.
+
+        Begin here: the others take what it finds.
+        """
+        body = {
+            "text": text, "like": like, "limit": limit, "min_similarity": min_similarity, "where": _where(ontologies),
+            "measures": True,
+        }  # fmt: skip
         return await self._ask("search", SearchView, body)
 
     async def concept(

@@ -23,7 +23,7 @@ from kappa.app.mcp.api import Api
 from kappa.app.mcp.jobs import PATIENCE
 from kappa.app.mcp.server import ADDS, ENDS, READS, Server
 from kappa.app.remote import segment
-from kappa.engine import JobState
+from kappa.engine.tools import ToolRunStatus
 
 LOGGED = 4_000
 """Characters of each stream in an answer unless told otherwise: its end, where the reason usually stands."""
@@ -105,7 +105,7 @@ class ToolRunTools:
     async def list_tool_runs(
         self,
         tool: Annotated[Line | None, Field(description="Only runs of this tool")] = None,
-        status: Annotated[list[JobState] | None, Field(description="Only runs in any of these states")] = None,
+        status: Annotated[list[ToolRunStatus] | None, Field(description="Only runs in any of these states")] = None,
         requested_by: Annotated[Line | None, Field(description="Only runs that this user asked for")] = None,
         before: Annotated[JobId | None, Field(description="`next` of the page before")] = None,
         limit: Annotated[int, Field(ge=1, le=500, description="Runs on a page")] = 20,
@@ -137,7 +137,7 @@ class ToolRunTools:
         Look at `run.status`: succeeded, failed, timed_out and cancelled are ends. If it is another, call again.
         """
         seen = await self._api.get(f"/tool-runs/{run_id}", ToolRunView)
-        told: list[JobState] = []
+        told: list[ToolRunStatus] = []
         with anyio.move_on_after(seconds):
             while not seen.status.terminal:
                 if seen.status not in told[-1:]:

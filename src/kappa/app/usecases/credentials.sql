@@ -53,7 +53,7 @@ DELETE FROM kappa.sessions WHERE expires_at <= now();
 
 -- name: lock_sign_in
 -- One try at a time for a name and for an address: many at once would all see the same count. In one order for all.
-SELECT pg_advisory_xact_lock(1262568292, key)
+SELECT kappa.lock_sign_in(key)
   FROM (SELECT DISTINCT hashtext(k) AS key FROM unnest(%(keys)s::text[]) AS k ORDER BY 1 OFFSET 0) AS ordered;
 
 -- name: failures

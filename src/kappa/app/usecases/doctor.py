@@ -107,11 +107,14 @@ def _of_connections(database: Database, connection: psycopg.Connection[Row]) -> 
 
 def _of_schema(connection: psycopg.Connection[Row]) -> Finding:
     try:
-        check(connection, wiring.COMPONENTS)
+        newer = check(connection, wiring.COMPONENTS)
     except SchemaTooOld as error:
         return Finding("schema", Level.NOTE, "not up to date", str(error))
     except KappaError as error:
         return Finding("schema", Level.PROBLEM, "not usable", str(error))
+    if newer:
+        found = f"newer than this version: {', '.join(newer)}"
+        return Finding("schema", Level.NOTE, found, "compatible: this version works with it until it is upgraded")
     return Finding("schema", Level.OK, "up to date", "nothing to migrate")
 
 

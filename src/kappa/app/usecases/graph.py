@@ -7,6 +7,7 @@ worked for any longer. What is no question (writes, settings, status) has two th
 
 import asyncio
 import logging
+import threading
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -133,6 +134,8 @@ class KnowledgeGraph:
         self._observe = observe
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="kappa graph question")
         self._others = ThreadPoolExecutor(OTHERS, thread_name_prefix="kappa graph other")
+        # One at a time: rendering holds the interpreter, and the event loop waits for as many turns as threads want it.
+        self._rendering = threading.Lock()
         self._under_way: set[Asking] = set()
 
     # Asking
@@ -151,7 +154,10 @@ class KnowledgeGraph:
 
         def answered(asking: "Asking") -> tuple[bool, T]:
             answer = act(asking)
-            return answer.complete, render(answer)
+            with self._rendering:
+                if asking.cancel.cancelled:
+                    raise QuestionStopped("the question was cancelled")
+                return answer.complete, render(answer)
 
         began, outcome = time.monotonic(), "failed"
         try:
@@ -244,6 +250,15 @@ class KnowledgeGraph:
     async def measures(self, ids: Sequence[UUID]) -> dict[UUID, Measured]:
         """How well the first hundred of these concepts are founded; without those that are no more."""
         return await self.read(lambda graph: graph.measures(ids)) if ids else {}
+
+    async def render(self, render: Callable[[], T]) -> T:
+        """A list of any length as text, in a thread like everything that has no bound."""
+
+        def act(_: "Graph") -> T:
+            with self._rendering:
+                return render()
+
+        return await self.other(act)
 
     async def read(self, act: "Callable[[Graph], T]") -> T:
         """Something short that the graph is asked, in a thread of questions."""

@@ -1,3 +1,3 @@
 -- name: lock_submissions
--- One submission to an ontology at a time. The number has no meaning; it must only never change.
-SELECT pg_advisory_xact_lock(440631783, hashtext(%(ontology)s::text));
+-- One submission to an ontology at a time.
+SELECT kappa_graph.lock_ingestion(%(ontology)s::text);

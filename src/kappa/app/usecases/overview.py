@@ -153,9 +153,10 @@ def _alarms(
         found.append(Alarm("bad", text, state=JobState.RUNNING))
     for one in lanes:
         name, waiting = one.lane.name, one.of(JobState.QUEUED)
-        if not one.lane.enabled:
+        if not one.lane.is_open:
             queue = f", and {_jobs(waiting, 'wait')}" if waiting else ""
-            found.append(Alarm("warn", f"the lane {name} is drained{queue}", name))
+            held = "drained" if one.lane.held_by is None else f"held by job {one.lane.held_by}"
+            found.append(Alarm("warn", f"the lane {name} is {held}{queue}", name))
         elif waiting and not one.workers and one.lane.executor is not Executor.FLEET:
             found.append(Alarm("bad", f"no worker serves the lane {name}, and {_jobs(waiting, 'wait')}", name))
         elif waiting >= COUNTED:

@@ -35,7 +35,7 @@ SELECT id FROM kappa.users WHERE name = %(name)s FOR UPDATE;
 
 -- name: lock_users
 -- Whoever may take the last administrator away waits here for whoever does so at the same time.
-SELECT pg_advisory_xact_lock(1262568291, 0);
+SELECT kappa.lock_users();
 
 -- name: make_user
 INSERT INTO kappa.users (name, password) VALUES (%(name)s, %(password)s) ON CONFLICT (name) DO NOTHING RETURNING id;

@@ -66,7 +66,9 @@ class Asking:
         # A thousand seeds are a thousand of these.
         if self.cancel.cancelled or time.monotonic() >= self._until:
             raise QuestionStopped("the deadline passed while concepts were looked up by their labels")
-        found = self._graph.concept_by_label(name, ontologies[0] if ontologies and len(ontologies) == 1 else None)
+        only = ontologies[0] if ontologies and len(ontologies) == 1 else None
+        left = max(0.001, self._until - time.monotonic())
+        found = self._graph.concept_by_label(name, only, deadline=left, cancel=self.cancel)
         if ontologies:
             found = [one for one in found if one.ontology in ontologies]
         if not found:

@@ -38,6 +38,11 @@ class Templates:
         said: dict[str, Any] = self._environment.globals
         said.update(file=partial(files.address, known), P=Permission, JobState=JobState, draw=drawings)
 
+    def compile(self) -> None:
+        """All of them now: the first visit to a page would compile on the loop, up to a tenth of a second."""
+        for name in self._environment.list_templates():
+            self._environment.get_template(name)
+
     def render(self, template: str, /, **context: Any) -> str:
         return self._environment.get_template(template).render(**context)
 

@@ -29,6 +29,7 @@ from kappa.app.web import (
     maps,
     ontologies,
     people,
+    schedules,
     sign_in,
     tools,
 )
@@ -37,7 +38,7 @@ from kappa.app.web.rendering import Templates
 
 log = logging.getLogger(__name__)
 
-GROUPS = (sign_in, dashboard, jobs, lanes, tools, fleet, explorer, maps, ontologies, ingest, people)
+GROUPS = (sign_in, dashboard, jobs, schedules, lanes, tools, fleet, explorer, maps, ontologies, ingest, people)
 KEPT = "public, max-age=31536000, immutable"
 
 
@@ -50,6 +51,11 @@ def pages() -> Iterator[Page]:
 def large(path: str) -> bool:
     """Whether a path takes bodies beyond the usual."""
     return path == ingest.UPLOAD
+
+
+def compile_templates() -> None:
+    """Before the first visit, in a thread."""
+    _looks()[1].compile()
 
 
 def beside(services: Services) -> Callable[[ASGIApp], ASGIApp]:

@@ -14,8 +14,7 @@ from kappa.app.api.schemas import ToolName, Version
 from kappa.app.errors import Refused
 from kappa.app.permissions import Permission
 from kappa.app.web.pages import Pages, Visit, listed
-from kappa.engine import JobState
-from kappa.engine.tools import ToolRun
+from kappa.engine.tools import ToolRun, ToolRunStatus
 from kappa.pg import KappaError
 
 pages = Pages()
@@ -42,7 +41,7 @@ async def tools(visit: Visit) -> Response:
     shown, after = listed(found, PAGE, lambda run: run.id)
     return visit.page(
         "tools.html", tools=[(name, list(versions)) for name, versions in groupby(known, lambda tool: tool.name)],
-        runs=shown, next=after, states=list(JobState), live=visit.asked_number("before") is None,
+        runs=shown, next=after, states=list(ToolRunStatus), live=visit.asked_number("before") is None,
     )  # fmt: skip
 
 
@@ -147,10 +146,10 @@ def _argv(command: str) -> list[str]:
         raise Refused(f"the command can't be read: {error}") from None
 
 
-def _states(text: str | None) -> list[JobState] | None:
+def _states(text: str | None) -> list[ToolRunStatus] | None:
     if text is None:
         return None
     try:
-        return [JobState(text)]
+        return [ToolRunStatus(text)]
     except ValueError:
         raise Refused(f"there is no state {text!r}") from None

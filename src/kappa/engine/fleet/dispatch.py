@@ -29,6 +29,7 @@ from kappa.engine.fleet.store import Ask, Ended, Ending, FleetLane, Given, HeldT
 from kappa.engine.fleet.waiting_room import BATCH, Caller, Kinds, WaitingRoom
 from kappa.engine.fleet.wire import Refusal
 from kappa.engine.signals import Signals
+from kappa.engine.store import jobs
 from kappa.engine.store import lanes as lane_store
 from kappa.engine.store.insight import GONE_AFTER
 from kappa.engine.tools import KIND as TOOL_RUN
@@ -37,6 +38,7 @@ from kappa.pg.ops import Op, run_async
 from kappa.pg.queries import Row
 
 T = TypeVar("T")
+B = TypeVar("B", Update, Ending)
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +55,8 @@ LOOK_AT_LANES = 15.0
 TELL_SEEN = 5.0
 ASK_AGAIN = 5.0
 KNOWN_FOR = 0.8 * GONE_AFTER.total_seconds()
+LOCKED_RETRY = 0.25
+"""Seconds until a beat is repeated that found a job's row locked."""
 LOOK_AGAIN = 0.05
 """Whoever enqueued before this server was known to sleep may commit a little later."""
 
@@ -89,8 +93,8 @@ class Fleet:
         self._rare = asyncio.Semaphore(max(1, bounds.max_size - CONNECTIONS + RARE))
         self.room = WaitingRoom(self._claim, self._fall_asleep, gate * BATCH)
         self.beats = Group("beats", self._beat)
-        self.updates = Group("updates", self._update)
-        self.settlements = Group("settlements", self._settle)
+        self.updates = Group("updates", self._update, locked=self._locked_rows)
+        self.settlements = Group("settlements", self._settle, locked=self._locked_rows)
         self.registrations = Group("registrations", self._register, most=STRANGERS)
         self.claims = 0
         self.claimed = 0
@@ -99,6 +103,10 @@ class Fleet:
         self._known: dict[str, float] = {}
         """Until when, on the loop's clock, a worker's row needs no other look."""
         self._seen: set[str] = set()
+        self._locked_leases: dict[HeldTask, float] = {}
+        """Leases that a beat could not renew because another session has the job's row locked, and until when, on the
+        loop's clock, the beat is repeated."""
+        self._repeats: set[asyncio.Task[None]] = set()
 
     @asynccontextmanager
     async def opened(self) -> AsyncGenerator[Self]:
@@ -117,6 +125,7 @@ class Fleet:
                 yield self
             finally:
                 self.drain()
+                tasks += self._repeats
                 for task in tasks:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
@@ -175,7 +184,10 @@ class Fleet:
         self._seen.add(owner)
         if not said.tasks:
             return []
-        return await self.beats([HeldTask(one.task, one.token, owner) for one in said.tasks])
+        held = [HeldTask(one.task, one.token, owner) for one in said.tasks]
+        until = asyncio.get_running_loop().time() + self.lease_seconds
+        self._locked_leases |= {one: until for one in held if one in self._locked_leases}
+        return await self.beats(held)
 
     async def update(self, who: Pass, said: wire.UpdateTask) -> str | None:
         """Why the task is to stop, if it is."""
@@ -256,14 +268,44 @@ class Fleet:
         held = sorted({one for group in batch for one in group})
         async with self.pool.connection(who="fleet beats") as connection:
             told = await run_async(connection, store.beat(held))
+        locked = {held[place] for place, verdict, _ in told if verdict == store.LOCKED}
+        if self._locked_leases:
+            for one in held:
+                if one not in locked:
+                    self._locked_leases.pop(one, None)
+        if locked:
+            self._repeat_beats(locked)
         if not told:
             return [[]] * len(batch)
         notices = {held[place]: wire.Notice(task=held[place].id, verdict=wire.Verdict(verdict), reason=reason)
-                   for place, verdict, reason in told}  # fmt: skip
+                   for place, verdict, reason in told if verdict != store.LOCKED}  # fmt: skip
         for one, notice in notices.items():
             if notice.verdict is wire.Verdict.LOST:
                 log.debug("fleet: task %d is no longer of %s", one.id, one.owner)
         return [[notices[one] for one in group if one in notices] for group in batch]
+
+    def _repeat_beats(self, locked: set[HeldTask]) -> None:
+        """The worker's next beat may come too late: the lease may run out while the row is locked."""
+        until = asyncio.get_running_loop().time() + self.lease_seconds
+        for one in locked:
+            self._locked_leases.setdefault(one, until)
+        repeat = asyncio.create_task(self._beat_again(locked), name="fleet beats of locked tasks")
+        self._repeats.add(repeat)
+        repeat.add_done_callback(self._repeats.discard)
+
+    async def _beat_again(self, locked: set[HeldTask]) -> None:
+        await asyncio.sleep(LOCKED_RETRY)
+        now = asyncio.get_running_loop().time()
+        for one in [one for one in locked if self._locked_leases.get(one, now) <= now]:
+            self._locked_leases.pop(one, None)  # its worker has not beaten since: the next beat begins anew
+        if again := [one for one in locked if one in self._locked_leases]:
+            with suppress(Refused):
+                await self.beats(again)
+
+    async def _locked_rows(self, batch: list[B]) -> list[B]:
+        async with self.rarely() as connection:
+            ids = await run_async(connection, jobs.locked(one.held.id for one in batch))
+        return [one for one in batch if one.held.id in ids]
 
     async def _update(self, batch: list[Update]) -> list[tuple[str | None] | None]:
         merged: dict[HeldTask, Update] = {}

@@ -11,6 +11,7 @@ more is said.
 import asyncio
 import json
 import logging
+import math
 import time
 from collections.abc import Callable
 from typing import Any
@@ -22,7 +23,7 @@ from kappa.engine.fleet import wire
 from kappa.engine.fleet.journal import Entry, Journal, Undelivered
 from kappa.engine.fleet.link import Link, NotDone, Refused
 from kappa.engine.fleet.remote_office import RemoteOffice
-from kappa.engine.fleet.terms import Outcome, claimed_of, settlement
+from kappa.engine.fleet.terms import Outcome, claimed_of, seconds_left, settlement
 from kappa.engine.fleet.wire import Verdict
 from kappa.engine.model import JobState
 from kappa.engine.registry import Handler
@@ -161,7 +162,7 @@ class Duty:
         running = self.running
         running.started = True
         running.begun = time.monotonic()
-        running.deadline = running.begun + self.task.seconds_left
+        running.deadline = running.begun + seconds_left(self.task)
         if answer.cancel is not None:
             return Finish(*running.held, JobState.CANCELLED, reason=answer.cancel)
         log.info("task %d begins", self.task.task, extra=running.facts)
@@ -178,20 +179,20 @@ class Duty:
         told = asyncio.create_task(self._told.wait())
         running = self.running
         try:
-            left = max(0.0, running.deadline - time.monotonic())
+            left = None if running.deadline == math.inf else max(0.0, running.deadline - time.monotonic())
             await asyncio.wait([doing, told], timeout=left, return_when=asyncio.FIRST_COMPLETED)
         finally:
             told.cancel()
         if doing.done():
             return doing.result()
         if not running.lost:
-            running.timed_out = True
+            running.stopped = True
         self._over.set()
         if running.handler.is_async:
             doing.cancel()
         if running.handler.is_async or running.handler.adoptable:
             await asyncio.wait([doing], timeout=STOPS_WITHIN)
-        return attempt.timed_out(running) if running.timed_out else None
+        return attempt.timed_out(running) if running.stopped else None
 
     async def _on_loop(self) -> Outcome | None:
         running, handler = self.running, self.running.handler

@@ -31,11 +31,23 @@ loop, and what they do next is long enough to keep a beat waiting."""
 
 
 class Group(Generic[T, R]):
-    def __init__(self, name: str, write: Callable[[list[T]], Awaitable[Sequence[R]]], most: int = 500) -> None:
+    """One sort of call.
+
+    `locked` finds the items whose rows others have locked. Their callers are told to try again; the rest is written.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        write: Callable[[list[T]], Awaitable[Sequence[R]]],
+        most: int = 500,
+        locked: Callable[[list[T]], Awaitable[list[T]]] | None = None,
+    ) -> None:
         self.name = name
         self.calls = 0
         self.statements = 0
         self._write = write
+        self._locked = locked
         self._most = most
         self._waiting: list[tuple[T, asyncio.Future[R]]] = []
         self._writer: asyncio.Task[None] | None = None
@@ -63,7 +75,7 @@ class Group(Generic[T, R]):
         self.statements += 1
         try:
             async with asyncio.timeout(PATIENCE):
-                answers = await self._write([item for item, _ in batch])
+                batch, answers = await self._write_unlocked(batch)
         except UNKEEPABLE as error:
             # Something in it can't be kept, ever. Without it, the others can.
             if len(batch) > 1:
@@ -83,10 +95,28 @@ class Group(Generic[T, R]):
                 if not future.done():
                     future.set_result(answer)
 
+    async def _write_unlocked(
+        self, batch: list[tuple[T, "asyncio.Future[R]"]]
+    ) -> tuple[list[tuple[T, "asyncio.Future[R]"]], Sequence[R]]:
+        """What was written of a batch, and the answers."""
+        while True:
+            try:
+                return batch, await self._write([item for item, _ in batch]) if batch else []
+            except psycopg.errors.LockNotAvailable:
+                if self._locked is None:
+                    raise
+                locked = await self._locked([item for item, _ in batch])
+                self._tell([call for call in batch if call[0] in locked], row_locked())
+                batch = [call for call in batch if call[0] not in locked]
+
     def _tell(self, batch: list[tuple[T, "asyncio.Future[R]"]], error: Refused | None) -> None:
         for _, future in batch:
             if not future.done():
                 future.set_exception(error or Refused(Refusal.UNAVAILABLE, "the database does not answer: try again"))
+
+
+def row_locked() -> Refused:
+    return Refused(Refusal.UNAVAILABLE, "another session has the task's row locked: try again")
 
 
 def unkeepable(error: psycopg.Error) -> Refused:

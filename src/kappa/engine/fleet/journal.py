@@ -55,7 +55,9 @@ class Entry(BaseModel):
         return wire.Held(task=self.task.task, token=self.task.token)
 
     @property
-    def seconds_left(self) -> float:
+    def seconds_left(self) -> float | None:
+        if self.task.seconds_left is None:
+            return None
         return self.task.seconds_left - (0 if self.begun_at is None else max(0.0, time.time() - self.begun_at))
 
 

@@ -57,7 +57,7 @@ class Given(NamedTuple):
     payload: str
     attempt: int
     max_attempts: int
-    seconds_left: float
+    seconds_left: float | None
     lease_seconds: float
     checkpoint: str | None
     waited: float
@@ -135,6 +135,10 @@ def claim(asks: Sequence[Ask], kinds: Sequence[str]) -> Op[list[Given]]:
         "kinds": list(kinds),
     }
     return Op(CLAIM, params, lambda rows: [Given(row[0] - 1, *row[1:]) for row in rows])
+
+
+LOCKED = "locked"
+"""A beat's verdict, for the server alone: the lease is not renewed yet, since another session has the row locked."""
 
 
 def beat(held: Sequence[HeldTask]) -> Op[list[tuple[int, str, str | None]]]:

@@ -64,7 +64,7 @@ SELECT r.id, j.attempt + (j.attempt_started_at IS NULL)::int, coalesce((t.limits
 -- name: hold_run
 SELECT r.id FROM kappa.jobs AS j JOIN kappa.tool_runs AS r ON r.job_id = j.id
  WHERE j.id = %(id)s AND j.lease_token = %(token)s AND j.lease_owner = %(owner)s AND j.state = 'running'
-   FOR UPDATE OF j;
+   FOR UPDATE OF j NOWAIT;
 
 -- name: runs_of
 SELECT r.job_id, r.id, r.inputs, t.name, t.version, t.image, t.argv, t.limits,

@@ -1,6 +1,7 @@
 """A task and how it ended, between the words of the wire and those of the engine."""
 
 import json
+import math
 from typing import Any
 
 from pydantic_core import to_json
@@ -12,12 +13,17 @@ from kappa.engine.store.jobs import Finish, PutBack
 Outcome = Finish | PutBack
 
 
+def seconds_left(task: wire.Task) -> float:
+    """Until its time-out; a task may have none."""
+    return math.inf if task.seconds_left is None else task.seconds_left
+
+
 def claimed_of(task: wire.Task, *, adopted: bool) -> Claimed:
     """A task as the rest of the engine knows it."""
     return Claimed(
         id=task.task, kind=task.kind, payload=to_json(task.payload).decode(),
         attempt=task.attempt if adopted else task.attempt - 1, max_attempts=task.max_attempts, claims=1,
-        token=task.token, adopted=adopted, started=adopted, seconds_left=task.seconds_left, cancel_reason=None,
+        token=task.token, adopted=adopted, started=adopted, seconds_left=seconds_left(task), cancel_reason=None,
         priority=0, token_floor=None, parent_id=None, waited=0.0, light=False,
     )  # fmt: skip
 

@@ -107,7 +107,9 @@ class Task(BaseModel):
     payload: Any
     attempt: int = Field(description="The number that the attempt will have once it has begun")
     max_attempts: int
-    seconds_left: float = Field(description="Until the time-out, counted from the attempt's start")
+    seconds_left: float | None = Field(
+        description="Until the time-out, counted from the attempt's start; null if there is none"
+    )
     lease_seconds: float
     checkpoint: Any = None
     tool: Tool | None = None

@@ -30,6 +30,10 @@ from kappa.pg.queries import Row
 log = logging.getLogger(__name__)
 
 AT_ONCE = 0.0
+LOCKED_AGAIN = 1.0
+"""Seconds until a lease that ran out, but whose row somebody has locked, is looked at again."""
+BRIEFLY = 0.02
+"""Seconds added to the time until a lease runs out, as two clocks never run alike."""
 TURN = 20
 """Batches that a service does before others have their turn."""
 PARTITION_DAYS = 15
@@ -51,7 +55,11 @@ class Service(Protocol):
 class Reaper:
     """Clears leases that ran out, so that their jobs are adopted; those of the fleet nobody can adopt.
 
-    Lanes that such a lease held are switched on again.
+    Lanes that such a lease held are held no more. It comes back when the next lease runs out: the first that there
+    is now, or the shortest that may be given until then.
+
+    A lease whose row somebody has locked can't be renewed either. When the row is free again, its owner has until the
+    next look to renew it.
     """
 
     name = "reaper"
@@ -60,15 +68,28 @@ class Reaper:
     def __init__(self, signals: Signals, every: float = 15.0) -> None:
         self.every = every
         self._signals = signals
+        self._locked: set[int] = set()
 
     async def run_once(self, connection: AsyncConnection[Row], now: datetime | None = None) -> float | None:
-        while reaped := await run_async(connection, maintenance.reap(now)):
+        reaped, left = await self._reap(connection, now)
+        while reaped:
             self._signals.emit("reaped", count=reaped)
+            reaped, left = await self._reap(connection, now)
         while buried := await run_async(connection, maintenance.bury()):
             self._signals.emit("buried", count=buried)
         if freed := await run_async(connection, holds.free()):
-            log.warning("lanes that a lost job held are enabled again: %s", ", ".join(freed))
-        return None
+            log.warning("lanes that a lost job held are free again: %s", ", ".join(freed))
+        if left is None or left > 0:
+            self._locked = set()
+            return None if left is None else left + BRIEFLY
+        self._locked = await run_async(connection, jobs.locked(await run_async(connection, maintenance.over(now))))
+        return LOCKED_AGAIN
+
+    async def _reap(self, connection: AsyncConnection[Row], now: datetime | None) -> tuple[int, float | None]:
+        """How many, and the seconds until the next. One transaction: a leader that has nothing to do costs little."""
+        async with connection.transaction():
+            reaped = await run_async(connection, maintenance.reap(now, spared=self._locked))
+            return reaped, await run_async(connection, maintenance.next_lease_end(now))
 
 
 class Promoter:
@@ -83,11 +104,13 @@ class Promoter:
 
     async def run_once(self, connection: AsyncConnection[Row], now: datetime | None = None) -> float | None:
         for _ in range(TURN):
-            promoted = await run_async(connection, maintenance.promote(now))
+            async with connection.transaction():
+                promoted = await run_async(connection, maintenance.promote(now))
+                due = await run_async(connection, maintenance.next_due(now))
             if promoted:
                 self._signals.emit("promoted", count=promoted)
             if promoted < BATCH:
-                return await run_async(connection, maintenance.next_due(now))
+                return due
         return AT_ONCE
 
 
@@ -238,7 +261,6 @@ class Cron:
             approved_by=f"schedule {schedule.name}",
             timeout=handler.timeout if handler else None,
             max_attempts=handler.max_attempts if handler else 1,
-            always_notify=True,
         )
         job = await run_async(connection, jobs.enqueue(new))
         if job is None:

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from functools import cache
 from multiprocessing.connection import Connection as PipeEnd
 from multiprocessing.context import SpawnProcess
+from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any, cast
 
 import psycopg
@@ -133,7 +134,7 @@ class ChildContext:
             if not isinstance(outcome, Finish) or outcome.state is not JobState.SUCCEEDED:
                 connection.rollback()
                 return ("returned", value)
-            if not run(connection, jobs.settle([outcome])):
+            if not run(connection, jobs.settle_own(outcome, 0.0)):
                 connection.rollback()
                 raise LeaseLost(f"the lease of job {self.job_id} is lost: nothing was written")
         return ("committed",)
@@ -143,100 +144,150 @@ class ChildContext:
             self._connection.close()
 
 
+class Child:
+    """A child process and the way to speak with it."""
+
+    def __init__(self, process: SpawnProcess, pipe: Pipe) -> None:
+        self.process = process
+        self.pipe = pipe
+        self.at_rest = True
+        """Whether it waits for a job."""
+        self.killed = False
+
+    def kill(self) -> None:
+        self.killed = True
+        self.process.kill()
+
+    def end(self) -> None:
+        self.kill()
+        self.process.join()
+        self.pipe.close()
+
+
 class Children:
-    """The child processes of one worker."""
+    """The child processes of one worker.
+
+    A child is idle or busy with one attempt, and changes from one to the other under the lock. It is also killed under
+    the lock, by its attempt: a time-out ends the child that works on that attempt, or none. Only a child that has
+    finished its job and was not killed gets another.
+    """
 
     def __init__(self, url: str, job_threads: int, set_up: Callable[[], object] | None = None) -> None:
         self._url = url
         self._set_up = set_up
         self._job_threads = job_threads
         self._context = multiprocessing.get_context("spawn")
-        self._idle: list[tuple[SpawnProcess, Pipe]] = []
-        self._busy: dict[tuple[int, int], SpawnProcess] = {}
+        self._idle: list[Child] = []
+        self._busy: dict[Running, Child] = {}
+        self._closed = False
         self._lock = threading.Lock()
 
     def call(self, running: Running, context: JobContext) -> Any:
         """In a thread: run the handler in a child and give what it returned, or raise what it raised."""
-        process, pipe = self._take(running)
+        child: Child | None = None
+        message = self._message(running, context)
         try:
-            facts = {
-                name: getattr(context, name)
-                for name in ("job_id", "kind", "lane", "attempt", "max_attempts", "adopted")
-            }
-            facts |= {"url": self._url, "job_threads": self._job_threads}
-            handler = running.handler
-            payload = handler.load_payload(running.claimed.payload) if handler.takes_payload else None
-            try:
-                pipe.send((handler.function, handler.takes_payload, payload, facts))
-            except (pickle.PicklingError, AttributeError, TypeError) as error:
-                raise _not_there(running) from error
-            return self._converse(pipe, context, running)
+            with self._child_for(running) as child:
+                child.pipe.send_bytes(message)
+                last_word = self._converse(child.pipe, context, running)
+                child.at_rest = True
         except (EOFError, OSError) as error:
-            process.kill()
-            process.join()
-            raise ChildDied(f"the process of job {context.job_id} ended with code {process.exitcode}") from error
-        finally:
-            with self._lock:
-                self._busy.pop(running.held, None)
-                if process.is_alive():
-                    self._idle.append((process, pipe))
-                else:
-                    pipe.close()
+            if child is None:
+                raise
+            code = child.process.exitcode
+            raise ChildDied(f"the process of job {context.job_id} ended with code {code}") from error
+        match last_word:
+            case ("committed",):
+                return COMMITTED
+            case ("returned", value):
+                return value
+            case ("not there", trace):
+                error = _not_there(running)
+                error.add_note(trace)
+                raise error
+            case ("raised", error, trace):
+                error.add_note(trace)
+                raise error
+            case other:
+                raise EngineError(f"a child said {other!r}")
 
     def kill(self, running: Running) -> None:
+        """End the child that works on this attempt. One that it gets later sees that the time is up."""
         with self._lock:
-            process = self._busy.get(running.held)
-        if process is not None:
-            process.kill()
+            if (child := self._busy.get(running)) is not None:
+                child.kill()
 
     def close(self) -> None:
         with self._lock:
+            self._closed = True
             idle, self._idle = self._idle, []
             busy = list(self._busy.values())
-        for process in [*busy, *(process for process, _ in idle)]:
-            process.kill()
-            process.join()
-        for _, pipe in idle:
-            pipe.close()
+            for child in busy:
+                child.kill()
+        for child in idle:
+            child.end()
+        for child in busy:
+            child.process.join()
 
-    def _take(self, running: Running) -> tuple[SpawnProcess, Pipe]:
+    def _message(self, running: Running, context: JobContext) -> bytes:
+        """What a child is to do."""
+        handler = running.handler
+        payload = handler.load_payload(running.claimed.payload) if handler.takes_payload else None
+        facts = {
+            name: getattr(context, name) for name in ("job_id", "kind", "lane", "attempt", "max_attempts", "adopted")
+        }
+        facts |= {"url": self._url, "job_threads": self._job_threads}
+        try:
+            return bytes(ForkingPickler.dumps((handler.function, handler.takes_payload, payload, facts)))
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            raise _not_there(running) from error
+
+    @contextmanager
+    def _child_for(self, running: Running) -> Generator[Child]:
+        child = self._take(running)
+        child.at_rest = False
+        try:
+            yield child
+        finally:
+            with self._lock:
+                del self._busy[running]
+                reusable = child.at_rest and not child.killed and child.process.is_alive()
+                if reusable:
+                    self._idle.append(child)
+            if not reusable:
+                child.end()
+
+    def _take(self, running: Running) -> Child:
         with self._lock:
             while self._idle:
-                process, pipe = self._idle.pop()
-                if process.is_alive():
-                    self._busy[running.held] = process
-                    return process, pipe
-                pipe.close()
+                child = self._idle.pop()
+                if child.process.is_alive():
+                    return self._make_busy(running, child)
+                child.pipe.close()
         ours, theirs = cast("tuple[Pipe, Pipe]", self._context.Pipe())
         process = self._context.Process(target=serve, args=(theirs, self._set_up), name="kappa-child", daemon=True)
         process.start()
         theirs.close()
         with self._lock:
-            self._busy[running.held] = process
-        if running.timed_out:  # it was to be killed while it began
-            process.kill()
-        return process, ours
+            return self._make_busy(running, Child(process, ours))
 
-    def _converse(self, pipe: Pipe, context: JobContext, running: Running) -> Any:
+    def _make_busy(self, running: Running, child: Child) -> Child:
+        self._busy[running] = child
+        if running.stopped or self._closed:  # `kill` or `close` came too early to find it
+            child.kill()
+        return child
+
+    def _converse(self, pipe: Pipe, context: JobContext, running: Running) -> tuple[Any, ...]:
+        """Answer what the child asks, and give its last word."""
         while True:
             match pipe.recv():
                 case ("ask", "outcome", (value,), _):
+                    running.ending = True
                     pipe.send((True, attempt.of_value(running, value)))
-                case ("committed",):
-                    return COMMITTED
                 case ("ask", str() as name, args, named):
                     pipe.send(_answer(context, name, args, named))
-                case ("returned", value):
-                    return value
-                case ("not there", trace):
-                    error = _not_there(running)
-                    error.add_note(trace)
-                    raise error
-                case ("raised", error, trace):
-                    error.add_note(trace)
-                    raise error
-                case other:
-                    raise EngineError(f"a child said {other!r}")
+                case last_word:
+                    return last_word
 
 
 def _not_there(running: Running) -> JobFailed:

@@ -27,12 +27,12 @@ def held_by_another(job: int) -> Op[int | None]:
 
 
 def let_go(job: int, token: int) -> Op[list[str]]:
-    """The lanes that are enabled again."""
+    """The lanes that are held no more."""
     return Op(LET_GO, {"job": job, "token": token}, _names)
 
 
 def free() -> Op[list[str]]:
-    """The lanes that are enabled again because their holders are gone."""
+    """The lanes that are held no more because their holders are gone."""
     return Op(FREE, {}, _names)
 
 

@@ -17,7 +17,7 @@ SELECT l.name, j.kind, count(*)
   FROM kappa.lanes AS l
  CROSS JOIN LATERAL (SELECT q.kind FROM kappa.jobs AS q WHERE q.lane = l.name AND q.state = 'queued'
                       LIMIT %(limit)s::int) AS j
- WHERE l.executor = 'fleet' AND l.enabled AND NOT EXISTS (SELECT FROM offered AS o WHERE o.kind = j.kind)
+ WHERE l.executor = 'fleet' AND l.is_open AND NOT EXISTS (SELECT FROM offered AS o WHERE o.kind = j.kind)
  GROUP BY l.name, j.kind ORDER BY l.name, j.kind;
 
 -- name: finished_so_far

@@ -6,6 +6,7 @@ Whatever an owner writes is guarded by id, state and lease token; what comes bac
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from functools import partial
 from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple
 
@@ -33,18 +34,18 @@ MARK_STARTED = sql["mark_started"]
 RENEW = sql["renew"]
 SETTLE_SUCCEEDED = sql["settle_succeeded"]
 SETTLE = sql["settle"]
+SETTLE_OWN = sql["settle_own"]
 PUT_BACK = sql["put_back"]
 RELEASE = sql["release"]
 PROGRESS = sql["progress"]
 CHECKPOINT = sql["checkpoint"]
 READ_CHECKPOINT = sql["read_checkpoint"]
-BEGIN_WAITING = sql["begin_waiting"]
+RELEASE_SLOT = sql["release_slot"]
 LOCK_LANE = sql["lock_lane"]
-END_WAITING = sql["end_waiting"]
-HOLDS = sql["holds"]
-HOLD = sql["hold"]
+REACQUIRE_SLOT = sql["reacquire_slot"]
+LOCKED = sql["locked"]
 CHILDREN = sql["children"]
-CHILD = sql["child"]
+SPAWN = sql["spawn"]
 APPROVE = sql["approve"]
 AUTO_APPROVE = sql["auto_approve"]
 ASK_FOR_APPROVAL = sql["ask_for_approval"]
@@ -84,7 +85,6 @@ class NewJob:
     approved_by: str | None = None
     timeout: timedelta | None = None
     max_attempts: int = 1
-    always_notify: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,24 +155,35 @@ def need_the_same(job_id: int, as_job: int) -> Op[None]:
 def is_usual(job: NewJob) -> bool:
     """Whether it is to run as soon as it can, and that is all."""
     return not (
-        job.always_notify or job.approval or job.dedup_key or job.spawn_key or job.retry_of or job.approved_by
+        job.approval or job.dedup_key or job.spawn_key or job.retry_of or job.approved_by
         or job.run_at or job.delay or job.estimate
     )  # fmt: skip
 
 
+# Who is told of new jobs follows from the connection. A statement that commits by itself wakes the lane only if
+# somebody sleeps there, as a NOTIFY takes a lock that all commits share. In a longer transaction, the caller's or one
+# of ours, it always does: who will sleep when that commits is unknown.
+
+
 def enqueue(job: NewJob) -> Op[int | None]:
     """The new job's id; None if the kind has no lane or the job is there already."""
-    if is_usual(job):
-        params = {
-            "kind": job.kind,
-            "payload": job.payload,
-            "priority": job.priority,
-            "submitted_by": job.submitted_by,
-            "timeout": job.timeout,
-            "max_attempts": job.max_attempts,
-        }
-        return Op(ENQUEUE_NOW, params, _first, first_number=True)
-    return Op(ENQUEUE, {name: getattr(job, name) for name in NewJob.__slots__}, _first, first_number=True)
+    in_transaction = partial(_enqueue, job, always_notify=True)
+    if not is_usual(job):
+        return replace(_enqueue(job, always_notify=False), in_transaction=in_transaction)
+    params = {
+        "kind": job.kind,
+        "payload": job.payload,
+        "priority": job.priority,
+        "submitted_by": job.submitted_by,
+        "timeout": job.timeout,
+        "max_attempts": job.max_attempts,
+    }
+    return Op(ENQUEUE_NOW, params, _first, first_number=True, in_transaction=in_transaction)
+
+
+def _enqueue(job: NewJob, *, always_notify: bool) -> Op[int | None]:
+    params = {name: getattr(job, name) for name in NewJob.__slots__} | {"always_notify": always_notify}
+    return Op(ENQUEUE, params, _first, first_number=True)
 
 
 def enqueue_together(usual: Sequence[NewJob]) -> Op[list[int]]:
@@ -190,9 +201,13 @@ def enqueue_together(usual: Sequence[NewJob]) -> Op[list[int]]:
 
 def enqueue_some(like: NewJob, payloads: Sequence[str]) -> Op[int | None]:
     """How many; None if the kind has no lane. They are like the one but for their payloads."""
-    names = ("kind", "priority", "submitted_by", "run_at", "timeout", "max_attempts", "always_notify")
+    names = ("kind", "priority", "submitted_by", "run_at", "timeout", "max_attempts")
     params = {name: getattr(like, name) for name in names} | {"payloads": _text_array(payloads)}
-    return Op(ENQUEUE_SOME, params, _first, first_number=True)
+
+    def op(*, always_notify: bool) -> Op[int | None]:
+        return Op(ENQUEUE_SOME, params | {"always_notify": always_notify}, _first, first_number=True)
+
+    return replace(op(always_notify=False), in_transaction=partial(op, always_notify=True))
 
 
 def enqueued_before(job: NewJob) -> Op[int | None]:
@@ -204,9 +219,8 @@ def lane_of_kind(kind: str) -> Op[str | None]:
     return Op(LANE_OF_KIND, {"kind": kind}, _first)
 
 
-def wake(lane: str, *, always: bool = False) -> Op[None]:
-    """Tell the lane's sleepers, or everyone: who will sleep when a longer transaction commits is unknown now."""
-    return Op(WAKE, {"lane": lane, "always": always}, nothing)
+def wake(lane: str) -> Op[None]:
+    return Op(WAKE, {"lane": lane}, nothing)
 
 
 def announce_due(run_at: datetime) -> Op[None]:
@@ -315,9 +329,17 @@ def mark_started(held: Sequence[tuple[int, int]], ages: Ages = NEW) -> Op[set[in
     return Op(MARK_STARTED, _arrays(held) | {"ages": _ages(sorted(job for job, _ in held), ages)}, _first_column)
 
 
-def renew(held: Sequence[tuple[int, int]]) -> Op[dict[int, str | None]]:
-    """The jobs whose lease was renewed, each with the reason if it should be cancelled."""
-    return _held(RENEW, held, lambda rows: {row[0]: row[1] for row in rows})
+class Renewal(NamedTuple):
+    """What became of a lease that is still the caller's."""
+
+    cancel_reason: str | None
+    renewed: bool
+    """False if another session has the job's row locked: the lease could not be renewed yet."""
+
+
+def renew(held: Sequence[tuple[int, int]]) -> Op[dict[int, Renewal]]:
+    """The leases that are still the caller's. One that is missing is lost."""
+    return _held(RENEW, held, lambda rows: {row[0]: Renewal(row[1], row[2]) for row in rows})
 
 
 def release(held: Sequence[tuple[int, int]]) -> Op[set[int]]:
@@ -343,6 +365,22 @@ def settle(finished: Sequence[Finish], ages: Ages = NEW) -> Op[set[int]]:
         "ages": _ages(map(_id, finished), ages),
     }
     return Op(SETTLE, params, _first_column)
+
+
+def settle_own(finished: Finish, age: float) -> Op[bool]:
+    """Settle in the handler's own transaction. True if the lease was still the caller's."""
+    params = {
+        "id": finished.id,
+        "token": finished.token,
+        "state": finished.state.value,
+        "result": finished.result,
+        "reason": _kept(finished.reason),
+        "summary": _kept(finished.summary),
+        "detail": _kept(finished.detail),
+        "started": finished.started,
+        "age": age,
+    }
+    return Op(SETTLE_OWN, params, _first)
 
 
 def put_back(jobs: Sequence[PutBack], ages: Ages = NEW) -> Op[set[int]]:
@@ -380,25 +418,22 @@ def read_checkpoint(job_id: int, token: int) -> Op[list[Any]]:
     return Op(READ_CHECKPOINT, {"id": job_id, "token": token}, lambda rows: [row[0] for row in rows])
 
 
-def begin_waiting(job_id: int, token: int) -> Op[bool]:
-    return Op(BEGIN_WAITING, {"id": job_id, "token": token}, _any)
+def release_slot(job_id: int, token: int) -> Op[bool]:
+    return Op(RELEASE_SLOT, {"id": job_id, "token": token}, _any)
 
 
 def lock_lane(lane: str) -> Op[None]:
     return Op(LOCK_LANE, {"lane": lane}, nothing)
 
 
-def end_waiting(job_id: int, token: int) -> Op[bool]:
-    return Op(END_WAITING, {"id": job_id, "token": token}, _any)
+def reacquire_slot(job_id: int, token: int) -> Op[bool | None]:
+    """Whether the job has a slot again; None if its lease is lost."""
+    return Op(REACQUIRE_SLOT, {"id": job_id, "token": token}, _first)
 
 
-def holds(job_id: int, token: int) -> Op[bool]:
-    return Op(HOLDS, {"id": job_id, "token": token}, _any)
-
-
-def hold(job_id: int, token: int) -> Op[bool]:
-    """As `holds`, and so until the transaction ends."""
-    return Op(HOLD, {"id": job_id, "token": token}, _any)
+def locked(job_ids: Iterable[int]) -> Op[set[int]]:
+    """Those whose rows another session has locked at this moment."""
+    return Op(LOCKED, {"ids": _array(job_ids)}, _first_column)
 
 
 def children(parent_id: int, keys: Sequence[str]) -> Op[dict[str, tuple[int, JobState, Any, str | None]]]:
@@ -410,8 +445,11 @@ def children(parent_id: int, keys: Sequence[str]) -> Op[dict[str, tuple[int, Job
     )
 
 
-def child(parent_id: int, spawn_key: str) -> Op[int | None]:
-    return Op(CHILD, {"parent_id": parent_id, "spawn_key": spawn_key}, _first)
+def spawn(held: tuple[int, int], key: str, new: NewJob) -> Op[tuple[bool, int | None]]:
+    """Whether the lease is still the caller's, and the child with that key: a new one if there is none yet."""
+    params = {"parent_id": held[0], "token": held[1], "key": key}
+    params |= {name: getattr(new, name) for name in ("kind", "payload", "priority", "timeout", "max_attempts")}
+    return Op(SPAWN, params, lambda rows: (rows[0][0], rows[0][1]))
 
 
 def approve(job_id: int, by: str, now: datetime | None = None) -> Op[bool]:

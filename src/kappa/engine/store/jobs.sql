@@ -40,8 +40,7 @@ COPY kappa.jobs (lane, kind, state, priority, payload, submitted_by, run_at, tim
 FROM STDIN (FORMAT binary);
 
 -- name: wake
-SELECT pg_notify('kappa_wake', %(lane)s::text)
- WHERE %(always)s::boolean OR EXISTS (SELECT FROM kappa.sleepers AS s WHERE s.lane = %(lane)s::text);
+SELECT pg_notify('kappa_wake', %(lane)s::text);
 
 -- name: announce_due
 SELECT pg_notify('kappa_due', extract(epoch FROM %(run_at)s::timestamptz)::text);
@@ -69,6 +68,9 @@ SELECT * FROM kappa.settle_succeeded(%(ids)s::bigint[], %(tokens)s::bigint[]);
 -- name: settle
 SELECT * FROM kappa.settle(%(ids)s::bigint[], %(tokens)s::bigint[], %(states)s::text[], %(results)s::text[], %(reasons)s::text[], %(summaries)s::text[], %(details)s::text[], %(started)s::boolean[], %(ages)s::double precision[]);
 
+-- name: settle_own
+SELECT kappa.settle_own(%(id)s::bigint, %(token)s::bigint, %(state)s::text, %(result)s::text, %(reason)s::text, %(summary)s::text, %(detail)s::text, %(started)s::boolean, %(age)s::double precision);
+
 -- name: put_back
 SELECT * FROM kappa.put_back(%(ids)s::bigint[], %(tokens)s::bigint[], %(delays)s::double precision[], %(snoozed)s::boolean[], %(summaries)s::text[], %(details)s::text[], %(started)s::boolean[], %(ages)s::double precision[]);
 
@@ -79,40 +81,44 @@ SELECT * FROM kappa.release(%(ids)s::bigint[], %(tokens)s::bigint[]);
 SELECT * FROM kappa.progress(%(ids)s::bigint[], %(tokens)s::bigint[], %(done)s::double precision[], %(total)s::double precision[], %(messages)s::text[]);
 
 -- name: checkpoint
-UPDATE kappa.jobs SET checkpoint = %(value)s::jsonb
- WHERE id = %(id)s AND lease_token = %(token)s AND state = 'running'
-RETURNING id;
+WITH mine AS (
+    SELECT id FROM kappa.jobs WHERE id = %(id)s AND lease_token = %(token)s AND state = 'running' FOR UPDATE NOWAIT
+)
+UPDATE kappa.jobs AS j SET checkpoint = %(value)s::jsonb FROM mine WHERE j.id = mine.id
+RETURNING j.id;
 
 -- name: read_checkpoint
 SELECT checkpoint FROM kappa.jobs WHERE id = %(id)s AND lease_token = %(token)s AND state = 'running';
 
--- name: begin_waiting
+-- name: release_slot
 -- A parent that waits for its children gives its slot to others.
-UPDATE kappa.jobs SET waiting = true
- WHERE id = %(id)s AND lease_token = %(token)s AND state = 'running'
-RETURNING id, pg_notify('kappa_wake', lane);
+WITH mine AS (
+    SELECT id FROM kappa.jobs WHERE id = %(id)s AND lease_token = %(token)s AND state = 'running' FOR UPDATE NOWAIT
+)
+UPDATE kappa.jobs AS j SET waiting = true FROM mine WHERE j.id = mine.id
+RETURNING j.id, pg_notify('kappa_wake', j.lane);
 
 -- name: lock_lane
-SELECT pg_advisory_xact_lock(1262568289, hashtext(%(lane)s));
+-- Only in autocommit: a client that stops in a transaction would keep the lock, and every claim of the lane waits for it.
+SELECT kappa.lock_lane(%(lane)s::text);
 
--- name: end_waiting
--- Under the lane's lock, as a claim: only where a slot is free.
-UPDATE kappa.jobs AS j SET waiting = false
- WHERE j.id = %(id)s AND j.lease_token = %(token)s AND j.state = 'running'
-   AND (SELECT count(*) FROM kappa.jobs AS r WHERE r.lane = j.lane AND r.state = 'running' AND NOT r.waiting)
-       + kappa.in_batches(j.lane)
-       < (SELECT max_slots FROM kappa.lanes AS l WHERE l.name = j.lane)
-RETURNING j.id;
+-- name: reacquire_slot
+SELECT kappa.reacquire_slot(%(id)s::bigint, %(token)s::bigint);
 
--- name: holds
-SELECT 1 FROM kappa.jobs WHERE id = %(id)s AND lease_token = %(token)s AND state = 'running';
+-- name: locked
+-- Jobs whose rows somebody else has locked at this moment. What is gone is not locked.
+SELECT j.id FROM kappa.jobs AS j
+ WHERE j.id = ANY (%(ids)s::bigint[])
+   AND j.id <> ALL (ARRAY(SELECT f.id FROM kappa.jobs AS f WHERE f.id = ANY (%(ids)s::bigint[]) FOR UPDATE SKIP LOCKED));
 
 -- name: children
 SELECT spawn_key, id, state::text, result, error_summary FROM kappa.all_jobs
  WHERE parent_id = %(parent_id)s AND spawn_key = ANY (%(keys)s::text[]);
 
--- name: child
-SELECT id FROM kappa.all_jobs WHERE parent_id = %(parent_id)s AND spawn_key = %(spawn_key)s LIMIT 1;
+-- name: spawn
+SELECT is_held, child
+  FROM kappa.spawn(%(parent_id)s::bigint, %(token)s::bigint, %(key)s::text, %(kind)s::text, %(payload)s::jsonb,
+                   %(priority)s::smallint, %(timeout)s::interval, %(max_attempts)s::int);
 
 -- name: approve
 WITH moved AS (
@@ -216,7 +222,3 @@ SELECT j.lane, CASE WHEN h.id IS NULL THEN j.state ELSE 'running' END::text, cou
   FROM kappa.jobs AS j
   LEFT JOIN (SELECT unnest(b.ids) AS id FROM kappa.batch_leases AS b) AS h ON h.id = j.id AND j.state = 'queued'
  GROUP BY 1, 2;
-
--- name: hold
--- The row stays this owner's until the end of the transaction.
-SELECT 1 FROM kappa.jobs WHERE id = %(id)s AND lease_token = %(token)s AND state = 'running' FOR UPDATE;

@@ -50,8 +50,8 @@ def refused(name: str, error: psycopg.IntegrityError | psycopg.errors.LockNotAva
 
 
 def _lane(row: Row) -> Lane:
-    name, kinds, slots, poll, ttl, stale, enabled, executor = row[:8]
-    return Lane(name, tuple(kinds), slots, poll, ttl, stale, enabled, Executor(executor))
+    name, kinds, slots, poll, ttl, stale, enabled, executor, held_by = row[:9]
+    return Lane(name, tuple(kinds), slots, poll, ttl, stale, enabled, Executor(executor), held_by)
 
 
 def read_lanes() -> Op[list[Lane]]:
@@ -64,7 +64,7 @@ def lock_lanes() -> Op[None]:
 
 def look(names: Sequence[str]) -> Op[list[tuple[Lane, bool]]]:
     """The lanes' rows, each with whether there is something to claim."""
-    return Op(LOOK, {"names": list(names)}, lambda rows: [(_lane(row), row[8]) for row in rows])
+    return Op(LOOK, {"names": list(names)}, lambda rows: [(_lane(row), row[9]) for row in rows])
 
 
 def declare_lane(lane: Lane) -> Op[None]:
@@ -102,9 +102,8 @@ def wake_up(lane: str, owner: str) -> Op[None]:
     return Op(WAKE_UP, {"lane": lane, "owner": owner}, nothing)
 
 
-def sign_of_life(owner: str, host: str, pid: int, lanes: Sequence[str], *, leads: bool) -> Op[None]:
-    params = {"owner": owner, "host": host, "pid": pid, "lanes": list(lanes), "leads": leads}
-    return Op(SIGN_OF_LIFE, params, nothing)
+def sign_of_life(owner: str, host: str, pid: int, lanes: Sequence[str]) -> Op[None]:
+    return Op(SIGN_OF_LIFE, {"owner": owner, "host": host, "pid": pid, "lanes": list(lanes)}, nothing)
 
 
 def read_workers() -> Op[list[WorkerSeen]]:

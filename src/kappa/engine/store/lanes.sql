@@ -1,5 +1,5 @@
 -- name: read_lanes
-SELECT name, kinds, max_slots, poll_interval_ms, lease_ttl, stale_timeout, enabled, executor
+SELECT name, kinds, max_slots, poll_interval_ms, lease_ttl, stale_timeout, enabled, executor, held_by
   FROM kappa.lanes ORDER BY name;
 
 -- name: lock_lanes
@@ -7,9 +7,9 @@ SELECT name FROM kappa.lanes ORDER BY name FOR UPDATE;
 
 -- name: look
 -- Every lane's row and whether there is something to claim, in one statement for a whole process.
-SELECT l.name, l.kinds, l.max_slots, l.poll_interval_ms, l.lease_ttl, l.stale_timeout, l.enabled, l.executor,
+SELECT l.name, l.kinds, l.max_slots, l.poll_interval_ms, l.lease_ttl, l.stale_timeout, l.enabled, l.executor, l.held_by,
        -- Not EXISTS: it drops the order, and then the planner reads the table for a first row that comes at its end.
-       coalesce(l.enabled AND (SELECT true FROM kappa.jobs AS q WHERE q.lane = l.name AND q.state = 'queued'
+       coalesce(l.is_open AND (SELECT true FROM kappa.jobs AS q WHERE q.lane = l.name AND q.state = 'queued'
                                 ORDER BY (-q.priority), q.id LIMIT 1), false)
        OR coalesce((SELECT true FROM kappa.jobs AS o
                      WHERE o.lane = l.name AND o.state = 'running' AND o.lease_token IS NULL
@@ -37,7 +37,7 @@ UPDATE kappa.lanes
        executor = coalesce(%(executor)s::text, executor),
        updated_at = now()
  WHERE name = %(name)s
-RETURNING name, kinds, max_slots, poll_interval_ms, lease_ttl, stale_timeout, enabled, executor,
+RETURNING name, kinds, max_slots, poll_interval_ms, lease_ttl, stale_timeout, enabled, executor, held_by,
           pg_notify('kappa_wake', name), pg_notify('kappa_lane', name);
 
 -- name: check_kinds
@@ -54,12 +54,13 @@ WITH gone AS (DELETE FROM kappa.workers WHERE owner = %(owner)s)
 DELETE FROM kappa.sleepers WHERE owner = %(owner)s;
 
 -- name: sign_of_life
-INSERT INTO kappa.workers (owner, host, pid, lanes, leads)
-VALUES (%(owner)s, %(host)s, %(pid)s, %(lanes)s, %(leads)s)
-ON CONFLICT (owner) DO UPDATE SET lanes = EXCLUDED.lanes, leads = EXCLUDED.leads, seen_at = now();
+INSERT INTO kappa.workers (owner, host, pid, lanes)
+VALUES (%(owner)s, %(host)s, %(pid)s, %(lanes)s)
+ON CONFLICT (owner) DO UPDATE SET lanes = EXCLUDED.lanes, seen_at = now();
 
 -- name: read_workers
-SELECT w.owner, w.host, w.pid, w.lanes, w.leads, w.started_at, w.seen_at, coalesce(r.running, 0)
+WITH leader AS MATERIALIZED (SELECT l.owner FROM kappa.leadership AS l WHERE kappa.leader_lives())
+SELECT w.owner, w.host, w.pid, w.lanes, EXISTS (SELECT FROM leader WHERE leader.owner = w.owner), w.started_at, w.seen_at, coalesce(r.running, 0)
   FROM kappa.workers AS w
   LEFT JOIN (SELECT owner, sum(jobs)::bigint AS running
                FROM (SELECT lease_owner AS owner, count(*) AS jobs FROM kappa.jobs WHERE state = 'running' GROUP BY lease_owner

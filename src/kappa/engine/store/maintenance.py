@@ -1,6 +1,6 @@
 """Statements that only the leader runs. Each takes an optional `now`, so that tests can move time."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -10,10 +10,9 @@ from kappa.pg.ops import Op, count, nothing
 from kappa.pg.queries import Row
 
 sql = queries.beside(__file__)
-TRY_LEAD = sql["try_lead"]
-TRY_LEAD_ASIDE = sql["try_lead_aside"]
-STOP_LEADING = sql["stop_leading"]
 REAP = sql["reap"]
+OVER = sql["over"]
+NEXT_LEASE_END = sql["next_lease_end"]
 PROMOTE = sql["promote"]
 BURY = sql["bury"]
 FORGET_FLEET = sql["forget_fleet"]
@@ -25,7 +24,6 @@ MAKE_PARTITIONS = sql["make_partitions"]
 DELETE_EXPIRED = sql["delete_expired"]
 LOCK_EXPIRED = sql["lock_expired"]
 FORGET_SLEEPERS = sql["forget_sleepers"]
-LEAD = sql["lead"]
 FORGET_WORKERS = sql["forget_workers"]
 DUE_SCHEDULES = sql["due_schedules"]
 NEXT_SCHEDULE = sql["next_schedule"]
@@ -35,6 +33,9 @@ PUT_SCHEDULE = sql["put_schedule"]
 DECLARE_SCHEDULE = sql["declare_schedule"]
 DROP_SCHEDULE = sql["drop_schedule"]
 READ_SCHEDULES = sql["read_schedules"]
+READ_SCHEDULE = sql["read_schedule"]
+LOCK_SCHEDULE = sql["lock_schedule"]
+SET_NEXT_AT = sql["set_next_at"]
 
 BATCH = 1000
 
@@ -43,20 +44,18 @@ def _first(rows: list[Row]) -> Any:
     return rows[0][0] if rows else None
 
 
-def try_lead() -> Op[bool]:
-    return Op(TRY_LEAD, {}, _first)
+def reap(now: datetime | None = None, limit: int = BATCH, spared: Iterable[int] = ()) -> Op[int]:
+    return Op(REAP, {"now": now, "limit": limit, "spared": list(spared)}, count)
 
 
-def try_lead_aside() -> Op[bool]:
-    return Op(TRY_LEAD_ASIDE, {}, _first)
+def over(now: datetime | None = None, limit: int = BATCH) -> Op[list[int]]:
+    """Jobs whose leases have run out and were not cleared."""
+    return Op(OVER, {"now": now, "limit": limit}, lambda rows: [row[0] for row in rows])
 
 
-def stop_leading() -> Op[None]:
-    return Op(STOP_LEADING, {}, nothing)
-
-
-def reap(now: datetime | None = None, limit: int = BATCH) -> Op[int]:
-    return Op(REAP, {"now": now, "limit": limit}, count)
+def next_lease_end(now: datetime | None = None) -> Op[float | None]:
+    """Seconds until a lease runs out, of those that there are and those that may be given from now on."""
+    return Op(NEXT_LEASE_END, {"now": now}, _first)
 
 
 def bury(limit: int = BATCH) -> Op[int]:
@@ -102,11 +101,6 @@ def delete_expired(ids: Sequence[int], now: datetime | None = None) -> Op[int]:
     return Op(DELETE_EXPIRED, {"now": now, "ids": list(ids)}, count)
 
 
-def lead(owner: str) -> Op[None]:
-    """Say who leads, for people to look at: the lock is what decides."""
-    return Op(LEAD, {"owner": owner}, nothing)
-
-
 def forget_workers() -> Op[None]:
     return Op(FORGET_WORKERS, {}, nothing)
 
@@ -135,13 +129,18 @@ def fail_schedule(name: str, error: str, delay: float, now: datetime | None = No
     return Op(FAIL_SCHEDULE, {"name": name, "error": error, "delay": delay, "now": now}, nothing)
 
 
-def put_schedule(schedule: Schedule, payload: str) -> Op[None]:
-    return Op(PUT_SCHEDULE, _params(schedule, payload), nothing)
+def put_schedule(schedule: Schedule, payload: str) -> Op[tuple[Schedule, datetime] | None]:
+    """Make or change the schedule: its row, and when it was put as it is."""
+    return Op(PUT_SCHEDULE, _params(schedule, payload), _written)
 
 
-def declare_schedule(schedule: Schedule, payload: str) -> Op[None]:
-    """Make the schedule if there is none of its name."""
-    return Op(DECLARE_SCHEDULE, _params(schedule, payload), nothing)
+def declare_schedule(schedule: Schedule, payload: str) -> Op[tuple[Schedule, datetime] | None]:
+    """Make the schedule; None if there is one of its name."""
+    return Op(DECLARE_SCHEDULE, _params(schedule, payload), _written)
+
+
+def set_next_at(name: str, next_at: datetime) -> Op[None]:
+    return Op(SET_NEXT_AT, {"name": name, "next_at": next_at}, nothing)
 
 
 def _params(schedule: Schedule, payload: str) -> dict[str, Any]:
@@ -155,6 +154,19 @@ def drop_schedule(name: str) -> Op[bool]:
 
 def read_schedules() -> Op[list[Schedule]]:
     return Op(READ_SCHEDULES, {}, lambda rows: [_schedule(row) for row in rows])
+
+
+def read_schedule(name: str) -> Op[Schedule | None]:
+    return Op(READ_SCHEDULE, {"name": name}, lambda rows: _schedule(rows[0]) if rows else None)
+
+
+def lock_schedule(name: str) -> Op[Schedule | None]:
+    """The schedule, which nobody else changes or fires until the transaction ends."""
+    return Op(LOCK_SCHEDULE, {"name": name}, lambda rows: _schedule(rows[0]) if rows else None)
+
+
+def _written(rows: list[Row]) -> tuple[Schedule, datetime] | None:
+    return (_schedule(rows[0]), rows[0][14]) if rows else None
 
 
 def _schedule(row: Row) -> Schedule:

@@ -1,14 +1,6 @@
--- name: try_lead
-SELECT pg_try_advisory_lock(1262568289, 0);
-
--- name: try_lead_aside
-SELECT pg_try_advisory_lock(1262568295, 0);
-
--- name: stop_leading
-SELECT pg_advisory_unlock(1262568289, 0);
-
 -- name: reap
--- Leases that ran out are cleared; the state stays running and the next claim adopts. What a batch holds is left to it.
+-- Leases that ran out are cleared; the state stays running and the next claim adopts. What a batch holds is left to it, and
+-- a spared lease to its owner, who could not renew it while another session had the row locked.
 WITH orphaned AS (
     UPDATE kappa.jobs AS j
        SET lease_owner = NULL, lease_token = NULL, lease_until = NULL,
@@ -17,6 +9,7 @@ WITH orphaned AS (
                SELECT r.ctid FROM kappa.jobs AS r
                 WHERE r.state = 'running' AND r.lease_token IS NOT NULL
                   AND r.lease_until <= coalesce(%(now)s::timestamptz, now())
+                  AND r.id <> ALL (%(spared)s::bigint[])
                   AND NOT EXISTS (SELECT FROM kappa.batch_leases AS b WHERE b.token = r.lease_token AND r.id = ANY (b.ids))
                 LIMIT %(limit)s::int FOR UPDATE OF r SKIP LOCKED))
        AND j.lease_until <= coalesce(%(now)s::timestamptz, now())
@@ -29,6 +22,21 @@ WITH orphaned AS (
     SELECT pg_notify('kappa_wake', lane) FROM all_of_them GROUP BY lane
 )
 SELECT id, lane, (SELECT count(*) FROM told) FROM all_of_them;
+
+-- name: over
+-- Jobs whose leases have run out and were not cleared.
+SELECT r.id FROM kappa.jobs AS r
+ WHERE r.state = 'running' AND r.lease_token IS NOT NULL AND r.lease_until <= coalesce(%(now)s::timestamptz, now())
+ ORDER BY r.id LIMIT %(limit)s::int;
+
+-- name: next_lease_end
+SELECT extract(epoch FROM least(
+           (SELECT min(r.lease_until) FROM kappa.jobs AS r
+             WHERE r.state = 'running' AND r.lease_token IS NOT NULL
+               AND NOT EXISTS (SELECT FROM kappa.batch_leases AS b WHERE b.token = r.lease_token AND r.id = ANY (b.ids))),
+           (SELECT min(b.lease_until) FROM kappa.batch_leases AS b),
+           n.at + (SELECT min(l.lease_ttl) FROM kappa.lanes AS l)) - n.at)::double precision
+  FROM (SELECT coalesce(%(now)s::timestamptz, now()) AS at) AS n;
 
 -- name: bury
 SELECT kappa.fleet_bury(%(limit)s::int);
@@ -120,9 +128,6 @@ SELECT id FROM kappa.finished_jobs
 WITH gone AS (DELETE FROM kappa.sleepers)
 SELECT pg_notify('kappa_wake', '*');
 
--- name: lead
-UPDATE kappa.workers SET leads = (owner = %(owner)s) WHERE leads <> (owner = %(owner)s);
-
 -- name: forget_workers
 DELETE FROM kappa.workers WHERE seen_at < now() - interval '5 minutes';
 
@@ -152,21 +157,39 @@ UPDATE kappa.schedules
  WHERE name = %(name)s;
 
 -- name: put_schedule
+-- The time that was next stays next if it still is one: it may be due at this moment. Who switches a schedule off can
+-- still read why it failed.
 INSERT INTO kappa.schedules (name, cron, timezone, kind, payload, priority, enabled, missed)
 VALUES (%(name)s, %(cron)s, %(timezone)s, %(kind)s, %(payload)s::jsonb, %(priority)s, %(enabled)s, %(missed)s)
 ON CONFLICT (name) DO UPDATE
    SET cron = EXCLUDED.cron, timezone = EXCLUDED.timezone, kind = EXCLUDED.kind, payload = EXCLUDED.payload,
        priority = EXCLUDED.priority, enabled = EXCLUDED.enabled, missed = EXCLUDED.missed,
-       since = now(), failures = 0, retry_at = NULL, error = NULL,
+       since = now(), retry_at = NULL,
+       failures = CASE WHEN EXCLUDED.enabled THEN 0 ELSE schedules.failures END,
+       error = CASE WHEN EXCLUDED.enabled THEN NULL ELSE schedules.error END,
        next_at = CASE WHEN (schedules.cron, schedules.timezone) = (EXCLUDED.cron, EXCLUDED.timezone)
-                       AND schedules.enabled THEN schedules.next_at END
-RETURNING pg_notify('kappa_due', '0');
+                       AND schedules.enabled AND EXCLUDED.enabled THEN schedules.next_at END
+RETURNING name, cron, timezone, kind, payload, priority, enabled, missed, next_at, last_at, last_job, failures, retry_at, error,
+          since, pg_notify('kappa_due', '0');
 
 -- name: declare_schedule
 -- One that is there stays as people have left it.
 INSERT INTO kappa.schedules (name, cron, timezone, kind, payload, priority, enabled, missed)
 VALUES (%(name)s, %(cron)s, %(timezone)s, %(kind)s, %(payload)s::jsonb, %(priority)s, %(enabled)s, %(missed)s)
-ON CONFLICT (name) DO NOTHING;
+ON CONFLICT (name) DO NOTHING
+RETURNING name, cron, timezone, kind, payload, priority, enabled, missed, next_at, last_at, last_job, failures, retry_at, error,
+          since, pg_notify('kappa_due', '0');
+
+-- name: set_next_at
+UPDATE kappa.schedules SET next_at = %(next_at)s WHERE name = %(name)s;
+
+-- name: lock_schedule
+SELECT name, cron, timezone, kind, payload, priority, enabled, missed, next_at, last_at, last_job, failures, retry_at, error
+  FROM kappa.schedules WHERE name = %(name)s FOR UPDATE;
+
+-- name: read_schedule
+SELECT name, cron, timezone, kind, payload, priority, enabled, missed, next_at, last_at, last_job, failures, retry_at, error
+  FROM kappa.schedules WHERE name = %(name)s;
 
 -- name: drop_schedule
 DELETE FROM kappa.schedules WHERE name = %(name)s RETURNING name;

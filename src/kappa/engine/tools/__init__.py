@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from kappa.engine.tools.process_runner import ProcessRunner
     from kappa.engine.tools.run import Exit, Found, Identity, Limits, Runner, RunnerUnavailable, Spec
     from kappa.engine.tools.set_up import artifacts_of, install, runners_here
+    from kappa.engine.tools.status import ToolRunStatus
     from kappa.engine.tools.store import LogPiece, Tool, ToolRun
 
 __all__ = [
@@ -42,13 +43,14 @@ __all__ = [
     "ToolLimits",
     "ToolNotFound",
     "ToolRun",
+    "ToolRunStatus",
     "Tools",
     "artifacts_of",
     "install",
     "runners_here",
 ]
 
-_HOMES = ("limits", "contract", "run", "collect", "store", "client", "handler", "process_runner", "set_up")
+_HOMES = ("limits", "status", "contract", "run", "collect", "store", "client", "handler", "process_runner", "set_up")
 
 if not TYPE_CHECKING:
     __getattr__ = late.names(__name__, __all__, _HOMES)

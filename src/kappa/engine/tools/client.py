@@ -10,11 +10,12 @@ from pydantic_core import to_json
 
 from kappa.engine.async_client import AsyncClient
 from kappa.engine.errors import EngineError
-from kappa.engine.model import JobState, Needs
+from kappa.engine.model import Needs
 from kappa.engine.tools import store
 from kappa.engine.tools.collect import Stored
 from kappa.engine.tools.handler import ToolRunPayload
 from kappa.engine.tools.limits import ToolLimits
+from kappa.engine.tools.status import ToolRunStatus
 from kappa.engine.tools.store import LogPiece, Tool, ToolRun
 from kappa.pg.ops import Op, run_async
 from kappa.pg.queries import Row
@@ -159,7 +160,7 @@ class Tools:
         self,
         *,
         tool: str | None = None,
-        states: Sequence[JobState] | None = None,
+        states: Sequence[ToolRunStatus] | None = None,
         requested_by: str | None = None,
         before: int | None = None,
         limit: int = 50,

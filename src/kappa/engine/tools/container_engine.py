@@ -4,9 +4,11 @@ Every call ends in time. What the engine can't do now is `RunnerUnavailable`, wh
 it says about a container or its command is a value or an error of its own. Nothing here knows of runs.
 """
 
+import io
+import tarfile
 import threading
 import time
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Collection, Generator, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -142,6 +144,20 @@ class ContainerEngine:
                 if error.status_code == 400:
                     raise Refused(_said(error)) from None
                 raise
+
+    def open_directories(self, name: str, paths: Collection[str]) -> None:
+        """Let everybody write to these directories of a container that was made, and make those it doesn't have.
+
+        Docker refuses this where the root is read-only.
+        """
+        archive = io.BytesIO()
+        with tarfile.open(fileobj=archive, mode="w") as tar:
+            for path in sorted(paths):
+                entry = tarfile.TarInfo(path.lstrip("/"))
+                entry.type, entry.mode = tarfile.DIRTYPE, 0o1777
+                tar.addfile(entry)
+        with self._answers() as client:
+            client.put_archive(name, "/", archive.getvalue())
 
     def volumes(self, image: str) -> list[str]:
         """Where an image asks for directories of its own on the host's disk."""

@@ -305,7 +305,11 @@ class ContainerRunner:
             for path in (run.path, run.output, run.input, *run.input.iterdir(), run.request):
                 os.chown(path, uid, gid, follow_symlinks=False)
         limits = spec.limits
-        scratch = f"rw,noexec,nosuid,nodev,size={limits.tmp_mb}m,mode=1777"
+        # Before 1.1.8 runc gives a tmpfs the mode of the image's directory, whatever is asked for. Docker can have the
+        # run's user own it; Podman knows no such option, but lets the container's directories be changed: see below.
+        owner = "" if traits.podman else f",uid={uid},gid={gid}"
+        scratch = f"rw,noexec,nosuid,nodev,size={limits.tmp_mb}m,mode=1777{owner}"
+        scratches = {path for path in self._engine.volumes(spec.image) if path != INSIDE} | {"/tmp"}  # noqa: S108
         host: dict[str, Any] = {
             "network_mode": "none",
             "read_only": True,
@@ -314,8 +318,7 @@ class ContainerRunner:
             "binds": [f"{run.path}:{INSIDE}:rw,Z"],
             "tmpfs": {
                 # On the disk, where the engine would make them, nobody limits what is written to an image's volumes.
-                **{path: scratch for path in self._engine.volumes(spec.image) if path != INSIDE},
-                "/tmp": scratch,  # noqa: S108
+                **dict.fromkeys(scratches, scratch),
                 # Podman makes these writable where the root is not, executable and without a limit.
                 **({"/run": NOTHING, "/var/tmp": NOTHING} if traits.podman else {}),  # noqa: S108
             },
@@ -343,6 +346,8 @@ class ContainerRunner:
             },
             **command,
         )  # fmt: skip
+        if traits.podman:
+            self._engine.open_directories(self.name(spec.identity), scratches - {"/run", "/var/tmp"})  # noqa: S108
 
 
 def _refusal(refusal: Refused, spec: Spec) -> str:

@@ -299,7 +299,7 @@ class Attempt(Generic[Kept_co]):
         return Spec(
             identity=self._identity,
             argv=tuple(self._begun.argv),
-            timeout=max(1.0, self._ctx.seconds_left + LEEWAY),
+            timeout=max(1.0, min(self._ctx.seconds_left, self._begun.timeout) + LEEWAY),
             limits=self._limits,
             image=self._begun.image,
         )

@@ -1,6 +1,7 @@
 """Lets an engine do tool runs: where they are done, and by which runners."""
 
 from collections.abc import Mapping
+from datetime import timedelta
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -20,7 +21,8 @@ def install(engine: Engine, home: Path, runners: Mapping[str, Runner] | None = N
     root.mkdir(parents=True, exist_ok=True, mode=0o700)
     found = runners if runners is not None else runners_here(home)
     bench = Bench(engine.database, root, ArtifactStore(artifacts_of(home)), found)
-    engine.job(KIND, adoptable=True)(bench.handle)
+    # A tool may be silent for as long as it likes; it has a time-out of its own.
+    engine.job(KIND, adoptable=True, stale_timeout=timedelta.max)(bench.handle)
     return bench
 
 

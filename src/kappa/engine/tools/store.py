@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from kappa.engine.model import JobState
 from kappa.engine.tools.collect import Stored
+from kappa.engine.tools.status import ToolRunStatus
 from kappa.pg import queries
 from kappa.pg.ops import Op, nothing
 from kappa.pg.queries import Row
@@ -55,9 +55,11 @@ class ToolRun:
     job_id: int
     tool: str
     version: str
-    status: JobState
+    status: ToolRunStatus
     requested_by: str | None
     requested_at: datetime
+    available_at: datetime | None
+    """When a run that waits between two attempts may go on; None: now, or it has begun or ended."""
     started_at: datetime | None
     finished_at: datetime | None
     attempt: int
@@ -128,7 +130,7 @@ def read_runs(
     *,
     run_id: int | None = None,
     tool: str | None = None,
-    states: Sequence[JobState] | None = None,
+    states: Sequence[ToolRunStatus] | None = None,
     requested_by: str | None = None,
     before: int | None = None,
     limit: int = 50,
@@ -143,7 +145,7 @@ def read_runs(
 
 def _run(row: Row) -> ToolRun:
     values = list(row)
-    values[4] = JobState(values[4])
+    values[4] = ToolRunStatus(values[4])
     return ToolRun(*values)
 
 

@@ -24,12 +24,12 @@ RETURNING id;
 INSERT INTO kappa.tool_inputs (run_id, name, content) VALUES (%(run_id)s, %(name)s, %(content)s);
 
 -- name: tie_run
-UPDATE kappa.tool_runs AS r SET job_id = j.id, status = j.state
+UPDATE kappa.tool_runs AS r SET job_id = j.id, status = kappa.tool_run_status(j.state), available_at = j.run_at
   FROM kappa.jobs AS j WHERE r.id = %(run_id)s AND j.id = %(job_id)s;
 
 -- name: read_runs
-SELECT id, job_id, tool, version, status::text, requested_by, requested_at, started_at, finished_at, attempt, inputs,
-       outputs, exit_code, reason, error_summary
+SELECT id, job_id, tool, version, status::text, requested_by, requested_at, available_at, started_at, finished_at,
+       attempt, inputs, outputs, exit_code, reason, error_summary
   FROM kappa.tool_runs
  WHERE (%(id)s::bigint IS NULL OR id = %(id)s::bigint)
    AND (%(tool)s::text IS NULL OR tool = %(tool)s::text)

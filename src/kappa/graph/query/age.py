@@ -29,7 +29,7 @@ from kappa.graph.query.backend import Vocabulary, Way
 from kappa.graph.store.adjacency import INT8, Allowed, Ints, int_array, unpack
 from kappa.graph.store.relations import Link
 from kappa.pg import queries
-from kappa.pg.queries import Query, Row
+from kappa.pg.queries import Answer, Query, Row
 
 sql = queries.beside(__file__)
 LABELS = sql["labels"]
@@ -136,7 +136,12 @@ class AgeBackend:
         given = self._fetch(connection, NUMBERS, {"ids": _array(map(str, ids))})
         return {key: node for node, key in made.items()} | {UUID(_value(key)): int(node) for node, key in given}
 
-    def rows(self, connection: Connection[Row], nodes: Sequence[int]) -> dict[int, Concept]:
+    def rows(self, connection: Connection[Row], nodes: Sequence[int]) -> Answer[dict[int, Concept]]:
+        rows = self._rows(connection, nodes)
+        return lambda: rows
+
+    def _rows(self, connection: Connection[Row], nodes: Sequence[int]) -> dict[int, Concept]:
+        # Not put off: names of labels are looked up on the way.
         found = self._fetch(connection, ROWS, {"nodes": _graphids(nodes)})
         rows: dict[int, Concept] = {}
         for graphid, *values in found:
@@ -179,7 +184,13 @@ class AgeBackend:
         head, tail, ids = self._arrays(connection, EDGES_AMONG, params, allowed.types)
         return head, tail, ids >> _ENTRY_BITS
 
-    def between(self, connection: Connection[Row], pairs: Sequence[tuple[int, int]], allowed: Allowed) -> list[Link]:
+    def between(
+        self, connection: Connection[Row], pairs: Sequence[tuple[int, int]], allowed: Allowed
+    ) -> Answer[Iterable[Link]]:
+        links = self._between(connection, pairs, allowed)
+        return lambda: links
+
+    def _between(self, connection: Connection[Row], pairs: Sequence[tuple[int, int]], allowed: Allowed) -> list[Link]:
         if allowed.types is not None and not allowed.types:
             return []
         params = {

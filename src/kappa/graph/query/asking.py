@@ -3,7 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TypeVar
 from uuid import UUID
@@ -12,32 +12,27 @@ import numpy as np
 from psycopg import Connection
 
 from kappa.graph.config import MAX_LIMIT, MAX_SEEDS, TIMEOUT, GraphConfig
-from kappa.graph.errors import (
-    BadQuestion,
-    EpochNotReached,
-    QuestionStopped,
-    UnknownConcept,
-    UnknownOntology,
-    UnknownRelationType,
-)
-from kappa.graph.model import Concept, Direction, Skipped, Where
-from kappa.graph.query.backend import GraphBackend, Vocabulary
+from kappa.graph.errors import BadQuestion, EpochNotReached, GraphBusy, QuestionStopped, UnknownConcept
+from kappa.graph.model import Answer, Concept, Direction, Skipped, Where
+from kappa.graph.query.backend import GraphBackend
 from kappa.graph.query.budget import Budget, Grant
-from kappa.graph.query.degrees import KnownDegrees
-from kappa.graph.query.filters import WAYS, WHY, Cancel, Filter, Limits
+from kappa.graph.query.filters import CANCELLED, OUT_OF_TIME, WHY, Cancel, Filter, Limits, Terms, Vocabulary
 from kappa.graph.query.keeper import Keeper
 from kappa.graph.query.kernel import Kernel
 from kappa.graph.query.server import Session, Stopped, quick, session
+from kappa.graph.query.snapshot import Snapshot
 from kappa.graph.query.vector_keeper import VectorKeeper
 from kappa.graph.query.vectors import Matrix
-from kappa.graph.query.walkers import Sizes, SnapshotWalker, SqlWalker, Walker
+from kappa.graph.query.walkers import Known, Sizes, SnapshotWalker, SqlWalker, Walker
 from kappa.graph.store import settings
 from kappa.graph.store.adjacency import Ints
 from kappa.graph.store.vectors import Kind
-from kappa.pg import Pool
+from kappa.pg import Pool, PoolUnreachable
+from kappa.pg.queries import Answer as Rows
 from kappa.pg.queries import Row
 
 T = TypeVar("T")
+A = TypeVar("A", bound=Answer)
 
 Seed = UUID | str | int
 """A concept by its id, or by its node."""
@@ -45,6 +40,9 @@ Seed = UUID | str | int
 FOR_ROWS = 0.1
 """The share of a deadline that is kept for reading the rows of what was found, at most a second."""
 LOOK_AGAIN = 0.02
+ENDED = (WHY[OUT_OF_TIME], WHY[CANCELLED])
+SMALL = 200
+"""Rows that are built without waiting for a turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,31 +84,34 @@ class Question:
             nodes.append(node)
         return np.unique(np.array(nodes, np.int64))
 
-    def filters(self, direction: Direction, relation_types: Sequence[str] | None, where: Where | None) -> Filter:
-        """Names as numbers. A type that was merged is its survivor."""
-        if direction not in WAYS:
-            raise BadQuestion(f"direction {direction!r}: it is out, in or both")
-        where = where or Where()
-        if not 0.0 <= where.min_confidence <= 1.0:
-            raise BadQuestion(f"a confidence of {where.min_confidence:g}: it is 0 to 1")
-        types, ontologies = None, None
-        if relation_types is not None or where.categories is not None or where.ontologies is not None:
-            known = self._desk.vocabulary(self, where.ontologies or ())
-            if where.categories is not None and not known.categories:
-                raise BadQuestion(f"relation types of the backend {self._desk.backend.name!r} have no categories")
-            types = _types(known, relation_types, where.categories)
-            ontologies = None if where.ontologies is None else _ontologies(known, where.ontologies)
-        return Filter(WAYS[direction], types, ontologies, round(where.min_confidence * 100))
-
     @contextmanager
-    def walker(self, nodes: Ints) -> Generator[Walker]:
-        """Whoever can answer for these nodes: the snapshot, or the database."""
-        walker = self._in_memory(nodes)
-        if walker is not None:
-            yield walker
+    def walk(
+        self, nodes: Ints, direction: Direction, relation_types: Sequence[str] | None, where: Where | None
+    ) -> Generator[tuple[Walker, Filter]]:
+        """Whoever can answer for these nodes and names, the snapshot or the database; and what the names mean there."""
+        terms = Terms(direction, relation_types, where or Where())
+        terms.check()
+        graph = self._in_memory(nodes, terms)
+        if graph is not None:
+            desk = self._desk
+            yield SnapshotWalker(graph, desk.kernel, self._walk, desk.sizes.most), terms.numbers(graph.vocabulary)
             return
         with self.state() as opened:
-            yield SqlWalker(self._desk.backend, opened, self._walk, self._desk.sizes, self._desk.degrees)
+            walker = SqlWalker(self._desk.backend, opened, self._walk, self._desk.sizes, self._desk.known)
+            named = walker.vocabulary(terms.where.ontologies or ()) if terms.has_names else Vocabulary()
+            yield walker, terms.numbers(named)
+
+    def filters(self, where: Where | None) -> Filter:
+        """For those who walk nowhere."""
+        terms = Terms(where=where or Where())
+        terms.check()
+        if not terms.has_names:
+            return terms.numbers(Vocabulary())
+        graph = self._desk.keeper.current if self._desk.keeper is not None else None
+        if graph is not None and graph.epoch >= self.min_epoch and terms.are_in(graph.vocabulary):
+            return terms.numbers(graph.vocabulary)
+        named = terms.where.ontologies or ()
+        return terms.numbers(self.fetch(lambda connection: self._desk.backend.vocabulary(connection, named)))
 
     @contextmanager
     def state(self, epoch: int = 0) -> Generator[Session]:
@@ -130,38 +131,67 @@ class Question:
             raise EpochNotReached(f"the graph did not come to epoch {wanted} in time") from None
 
     def vectors(self, kind: Kind, epoch: int = 0) -> Matrix | None:
-        """The embeddings in memory, as late as anything this process has heard of; None where they are not kept."""
+        """The embeddings in memory, as late as anything that was committed, as far as this process hears of it.
+
+        None where they are not kept, or not there in time.
+        """
         keeper, desk = self._desk.keeper, self._desk
         if keeper is None or desk.vectors is None:
             return None
-        return desk.vectors.at_least(kind, max(self.min_epoch, epoch, keeper.latest), self._walk)
+        latest = self.fetch(desk.backend.epoch) if keeper.latest is None else keeper.latest
+        return desk.vectors.at_least(kind, max(self.min_epoch, epoch, latest), self._walk)
 
     @property
     def limits(self) -> Limits:
         """When looking has to end; a part of the deadline is kept for the rows of what was found."""
         return self._walk
 
-    def _in_memory(self, nodes: Ints) -> SnapshotWalker | None:
-        keeper, desk = self._desk.keeper, self._desk
+    def _in_memory(self, nodes: Ints, terms: Terms) -> Snapshot | None:
+        """The snapshot, if there is one that has these nodes and names."""
+        keeper = self._desk.keeper
         if keeper is None:
             return None
-        graph = keeper.at_least(self.min_epoch, self._walk.until)
-        if graph is not None and not (graph.index(nodes) >= 0).all():
+
+        def has_all(graph: Snapshot) -> bool:
+            return bool((graph.index(nodes) >= 0).all()) and terms.are_in(graph.vocabulary)
+
+        graph = keeper.at_least(self.min_epoch, self._walk)
+        if graph is not None and not has_all(graph):
             # Made after the snapshot was; an epoch later it is there.
-            graph = keeper.at_least(graph.epoch + 1, self._walk.until)
-            if graph is not None and not (graph.index(nodes) >= 0).all():
-                graph = None
-        return None if graph is None else SnapshotWalker(graph, desk.kernel, self._walk, desk.sizes.most)
+            graph = keeper.at_least(graph.epoch + 1, self._walk)
+        return graph if graph is not None and has_all(graph) else None
 
     def rows(self, nodes: Sequence[int]) -> dict[int, Concept]:
         """Concepts as they are now; who was deleted meanwhile is missing."""
         if not nodes:
             return {}
         try:
-            return self.fetch(lambda connection: self._desk.backend.rows(connection, nodes))
+            return self.built(len(nodes), lambda connection: self._desk.backend.rows(connection, nodes))
         except Stopped as stopped:
             self.skipped.append(Skipped(f"the rows of {len(nodes)} concepts", WHY[stopped.stop]))
             return {}
+
+    def built(self, rows: int, act: Callable[[Connection[Row]], Rows[T]]) -> T:
+        """A short statement; the objects of many rows are made after it, when it is this question's turn."""
+        build = self.fetch(act)
+        with self.turn(rows):
+            return build()
+
+    @contextmanager
+    def turn(self, rows: int) -> Generator[None]:
+        """For what computes on so many rows in Python. Nothing in it may wait for the database, or take a turn."""
+        if rows <= SMALL:
+            yield
+            return
+        builders = self._desk.builders
+        if not builders.enter(self._whole.left):
+            raise Stopped(OUT_OF_TIME)
+        try:
+            if stop := self._whole.stop():
+                raise Stopped(stop)
+            yield
+        finally:
+            builders.leave()
 
     def fetch(self, act: Callable[[Connection[Row]], T]) -> T:
         """One short statement, within the whole deadline."""
@@ -185,26 +215,27 @@ class Desk:
         self.vectors = vectors
         self.kernel = kernel
         self.sizes = Sizes(config.chunk, config.chunk_rows, config.max_found)
-        self.degrees = KnownDegrees()
+        self.known = Known()
         self._budget = budget
+        self.builders = budget.builders
         self._config = config
         self._lock = threading.Lock()
         self._read_at = float("-inf")
         self.timeout = config.timeout
         """Of questions that say none: the database's, as last read."""
-        self._words: tuple[int, Vocabulary] | None = None
 
     @contextmanager
     def question(self, asked: Asked) -> Generator[Question]:
         """Wait for a place, and give the question its time."""
-        self._read_settings()
+        began = time.monotonic()
+        cancel = asked.cancel or Cancel()
+        self._read_settings(Limits(began + min(1.0, FOR_ROWS * (asked.deadline or self.timeout)), cancel))
         seconds = self.timeout if asked.deadline is None else asked.deadline
         if not 0 < seconds <= TIMEOUT[1]:
             raise BadQuestion(f"a deadline of {seconds:g} s: it is more than 0 and at most {TIMEOUT[1]:g}")
         if asked.min_epoch and not self.backend.own:
             raise BadQuestion(f"the backend {self.backend.name!r} has no change clock: no epoch can be waited for")
-        cancel = asked.cancel or Cancel()
-        until = time.monotonic() + seconds
+        until = began + seconds
         whole = Limits(until, cancel)
         walk = Limits(until - min(1.0, FOR_ROWS * seconds), cancel)
         try:
@@ -213,10 +244,18 @@ class Desk:
         except Stopped as stopped:
             raise QuestionStopped(f"nothing was found yet when {WHY[stopped.stop]}") from None
 
-    def _read_settings(self) -> None:
+    def look_up(self, act: Callable[[Connection[Row]], T], seconds: float, cancel: Cancel | None) -> T:
+        """Something short that a question needs before it is asked, within its deadline."""
+        try:
+            return quick(self.pool, Limits(time.monotonic() + seconds, cancel or Cancel()), act)
+        except Stopped as stopped:
+            raise QuestionStopped(f"concepts were still looked up when {WHY[stopped.stop]}") from None
+
+    def _read_settings(self, limits: Limits) -> None:
         """What stands in the database counts, and the configuration where nothing does. Looked at now and then.
 
-        Somebody else's database has no settings of ours, so there the configuration is all.
+        Somebody else's database has no settings of ours, so there the configuration is all. Where they can't be read
+        in a moment, those that were read last count.
         """
         with self._lock:
             if time.monotonic() - self._read_at < self._config.settings_for.total_seconds():
@@ -225,21 +264,21 @@ class Desk:
         if not self.backend.own:
             self._budget.resize(self._config.workers)
             return
-        with self.pool.connection() as connection:
-            workers, timeout = settings.read(connection)
+        with suppress(Stopped, GraphBusy, PoolUnreachable):
+            self.apply(*quick(self.pool, limits, settings.read))
+
+    def apply(self, workers: int | None, timeout: float | None) -> None:
+        """Settings of the database; None where it has none."""
         self.timeout = timeout or self._config.timeout
         self._budget.resize(workers or self._config.workers)
 
-    def vocabulary(self, question: Question, named: Sequence[str] = ()) -> Vocabulary:
-        """The names of now; of the ontologies at least those named. They are kept while the clock stands still."""
-        heard = self.keeper.latest if self.keeper is not None else -1
-        kept = self._words
-        # Who asks for an epoch that was not heard of yet may mean a name that came with it.
-        if kept is not None and kept[0] == heard and heard >= question.min_epoch:
-            return kept[1]
-        words = question.fetch(lambda connection: self.backend.vocabulary(connection, named))
-        self._words = (heard, words)
-        return words
+
+def or_stopped(answer: A, something: object) -> A:
+    """The answer; where time ran out before there was something in it, the error that says so."""
+    why = next((one.why for one in answer.skipped if one.why in ENDED), None)
+    if why is not None and not something:
+        raise QuestionStopped(f"nothing was found yet when {why}")
+    return answer
 
 
 def check_limit(limit: int) -> None:
@@ -254,26 +293,3 @@ def _uuid(seed: UUID | str) -> UUID:
         return UUID(seed)
     except ValueError:
         raise UnknownConcept(f"there is no concept {seed!r}: an id is a UUID") from None
-
-
-def _types(known: Vocabulary, names: Sequence[str] | None, categories: Sequence[str] | None) -> tuple[int, ...] | None:
-    if names is None and categories is None:
-        return None
-    chosen = set(range(1 << 16)) if names is None else {_survivor(known, name) for name in names}
-    if categories is not None:
-        chosen &= {one.number for one in known.types.values() if one.category in categories}
-    return tuple(sorted(chosen))
-
-
-def _survivor(known: Vocabulary, name: str) -> int:
-    if name not in known.types:
-        raise UnknownRelationType(f"there is no relation type {name!r}")
-    found = known.types[name]
-    return _survivor(known, found.merged_into) if found.merged_into else found.number
-
-
-def _ontologies(known: Vocabulary, names: Sequence[str]) -> tuple[int, ...]:
-    for name in names:
-        if name not in known.ontologies:
-            raise UnknownOntology(f"there is no ontology {name!r}")
-    return tuple(sorted(known.ontologies[name] for name in names))

@@ -4,30 +4,20 @@ Every method takes the connection first: the caller has set the deadline on it a
 it. Nodes are integers; user text only ever comes in as parameters.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
 from typing import Literal, Protocol
 from uuid import UUID
 
 from psycopg import Connection
 
-from kappa.graph.model import Concept, RelationType
+from kappa.graph.model import Concept
+from kappa.graph.query.filters import Vocabulary
 from kappa.graph.store import adjacency, clock, concepts, ontologies, relation_types, relations
 from kappa.graph.store.adjacency import Allowed, Ints
 from kappa.graph.store.relations import Link
-from kappa.pg.queries import Row
+from kappa.pg.queries import Answer, Row
 
 Way = Literal["out", "in"]
-
-
-@dataclass(frozen=True, slots=True)
-class Vocabulary:
-    """The names that questions may use, and their numbers."""
-
-    types: Mapping[str, RelationType] = field(default_factory=dict[str, RelationType])
-    ontologies: Mapping[str, int] = field(default_factory=dict[str, int])
-    categories: bool = True
-    """Whether relation types have categories."""
 
 
 class GraphBackend(Protocol):
@@ -53,7 +43,9 @@ class GraphBackend(Protocol):
         """The nodes of those ids that are there."""
         ...
 
-    def rows(self, connection: Connection[Row], nodes: Sequence[int]) -> dict[int, Concept]: ...
+    def rows(self, connection: Connection[Row], nodes: Sequence[int]) -> Answer[dict[int, Concept]]:
+        """Sends the statement; what it returns builds the concepts, when the connection may be gone already."""
+        ...
 
     def embeddings(self, connection: Connection[Row], nodes: Sequence[int]) -> list[tuple[int, str, list[float]]]:
         """Node, model and vector of those that have one."""
@@ -77,8 +69,10 @@ class GraphBackend(Protocol):
         """Relations with both ends among the nodes: from, to, type; the lowest first."""
         ...
 
-    def between(self, connection: Connection[Row], pairs: Sequence[tuple[int, int]], allowed: Allowed) -> list[Link]:
-        """All relations from the first node of each pair to its second."""
+    def between(
+        self, connection: Connection[Row], pairs: Sequence[tuple[int, int]], allowed: Allowed
+    ) -> Answer[Iterable[Link]]:
+        """All relations from the first node of each pair to its second, by both ends; sent and built like `rows`."""
         ...
 
 
@@ -100,7 +94,7 @@ class SqlBackend:
     def numbers(self, connection: Connection[Row], ids: Sequence[UUID]) -> dict[UUID, int]:
         return concepts.numbers(connection, ids)
 
-    def rows(self, connection: Connection[Row], nodes: Sequence[int]) -> dict[int, Concept]:
+    def rows(self, connection: Connection[Row], nodes: Sequence[int]) -> Answer[dict[int, Concept]]:
         return concepts.rows(connection, nodes)
 
     def embeddings(self, connection: Connection[Row], nodes: Sequence[int]) -> list[tuple[int, str, list[float]]]:
@@ -122,5 +116,7 @@ class SqlBackend:
     def among(self, connection: Connection[Row], nodes: Ints, allowed: Allowed, most: int) -> tuple[Ints, Ints, Ints]:
         return adjacency.edges_among(connection, nodes, allowed, most)
 
-    def between(self, connection: Connection[Row], pairs: Sequence[tuple[int, int]], allowed: Allowed) -> list[Link]:
+    def between(
+        self, connection: Connection[Row], pairs: Sequence[tuple[int, int]], allowed: Allowed
+    ) -> Answer[Iterable[Link]]:
         return relations.between(connection, pairs, allowed.types, allowed.min_confidence)

@@ -91,7 +91,12 @@ class BudgetUse:
 class Budget:
     """The graph workers of a process, and the lanes for those who found none."""
 
+    builders: Gate
+    """Who makes the rows of large answers. That holds the interpreter: with a dozen at it, any other thread, such as an
+    event loop, would wait for a dozen turns whenever it wants to go on."""
+
     def __init__(self, workers: int = 8, pool: int = 20) -> None:
+        self.builders = Gate(1)
         self._pool = pool
         self._workers = Gate(0)
         self._lanes = Gate(0)

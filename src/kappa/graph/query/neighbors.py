@@ -2,9 +2,11 @@
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import numpy as np
+from psycopg import Connection
 
 from kappa.graph.config import MAX_HOPS
 from kappa.graph.errors import BadQuestion
@@ -16,16 +18,19 @@ from kappa.graph.model import (
     Order,
     Related,
     RelatedConcept,
-    Relation,
     Skipped,
     Subgraph,
     Where,
 )
-from kappa.graph.query.asking import Asked, Desk, Question, Seed, check_limit
+from kappa.graph.query.asking import Asked, Desk, Question, Seed, check_limit, or_stopped
 from kappa.graph.query.filters import IN, OUT, WHY, Filter
 from kappa.graph.query.server import Stopped
 from kappa.graph.query.walkers import Reach, Walker, allowed_by
 from kappa.graph.store.adjacency import Ints
+from kappa.graph.store.relations import Link
+from kappa.pg.queries import Answer, Row
+
+T = TypeVar("T")
 
 MAX_SUBGRAPH_RELATIONS = 20_000
 
@@ -51,12 +56,12 @@ def neighbors(
     check_limit(limit)
     with desk.question(asked) as question:
         nodes = question.numbers(seeds)
-        filters = question.filters(direction, relation_types, where)
-        with question.walker(nodes) as walker:
+        with question.walk(nodes, direction, relation_types, where) as (walker, filters):
             reach = walker.reach(nodes, max_hops, filters, order, limit)
         items = with_rows(question, reach)
     skipped = (*reach.skipped, *question.skipped)
-    return Neighbors(walker.epoch, not skipped, skipped, walker.served_by, items, reach.found)
+    answer = Neighbors(walker.epoch, not skipped, skipped, walker.served_by, items, reach.found)
+    return or_stopped(answer, items or answer.found)
 
 
 def with_rows(question: Question, reach: Reach) -> tuple[Neighbor, ...]:
@@ -84,8 +89,7 @@ def subgraph(
     check_limit(limit)
     with desk.question(asked) as question:
         nodes = question.numbers(seeds)
-        filters = question.filters(direction, relation_types, where)
-        with question.walker(nodes) as walker:
+        with question.walk(nodes, direction, relation_types, where) as (walker, filters):
             reach = walker.reach(nodes, max_hops, filters, Order.HOP, limit)
             everyone = np.unique(np.concatenate((nodes, reach.nodes)))
             try:
@@ -99,30 +103,29 @@ def subgraph(
         rows = question.rows(nodes.tolist())
         found = with_rows(question, reach)
         items = [Neighbor(rows[n], 0, d) for n, d in zip(nodes.tolist(), degrees.tolist(), strict=True) if n in rows]
-        pairs = sorted(set(zip(head.tolist(), tail.tolist(), strict=True)))
-        relations = between(desk, question, pairs, filters)
+        pairs = list(dict.fromkeys(zip(head.tolist(), tail.tolist(), strict=True)))  # they came in order
+        relations = tuple(between(desk, question, pairs, filters, lambda link: link.relation))
     skipped = (*reach.skipped, *question.skipped)
-    return Subgraph(
-        walker.epoch, not skipped, skipped, walker.served_by, (*items, *found),
-        tuple(relation for pair in pairs for relation in relations.get(pair, ())), reach.found,
-    )  # fmt: skip
+    answer = Subgraph(walker.epoch, not skipped, skipped, walker.served_by, (*items, *found), relations, reach.found)
+    return or_stopped(answer, found or answer.relations)
 
 
 def between(
-    desk: Desk, question: Question, pairs: Sequence[tuple[int, int]], filters: Filter
-) -> dict[tuple[int, int], list[Relation]]:
-    """The rows of all relations from the first node of each pair to its second."""
+    desk: Desk, question: Question, pairs: Sequence[tuple[int, int]], filters: Filter, make: Callable[[Link], T]
+) -> list[T]:
+    """What is made of each relation from the first node of a pair to its second, ordered by both ends."""
     if not pairs:
-        return {}
+        return []
+
+    def act(connection: Connection[Row]) -> Answer[list[T]]:
+        links = desk.backend.between(connection, pairs, allowed_by(filters))
+        return lambda: [make(link) for link in links()]
+
     try:
-        links = question.fetch(lambda connection: desk.backend.between(connection, pairs, allowed_by(filters)))
+        return question.built(len(pairs), act)
     except Stopped as stopped:
         question.skipped.append(Skipped("the rows of the relations", WHY[stopped.stop]))
-        return {}
-    found: dict[tuple[int, int], list[Relation]] = {}
-    for link in links:
-        found.setdefault((link.from_node, link.to_node), []).append(link.relation)
-    return found
+        return []
 
 
 def related(
@@ -140,22 +143,24 @@ def related(
     check_limit(limit)
     with desk.question(asked) as question:
         nodes = question.numbers([seed])
-        filters = question.filters(direction, relation_types, where)
-        with question.walker(nodes) as walker:
+        with question.walk(nodes, direction, relation_types, where) as (walker, filters):
             reach = walker.reach(nodes, max_hops, filters, Order.HOP, limit)
+            names: dict[int, str] = {}
             try:
-                ways = _ways_back(walker, int(nodes[0]), reach, filters)
+                with question.turn(len(reach.nodes) if walker.served_by == "snapshot" else 0):
+                    ways = _ways_back(walker, int(nodes[0]), reach, filters)
+                names = walker.vocabulary().type_names if ways else {}
             except Stopped as stopped:
                 question.skipped.append(Skipped("the ways to what was found", WHY[stopped.stop]))
                 ways = {}
         found = with_rows(question, reach)
-        names = {one.number: name for name, one in desk.vocabulary(question).types.items()} if ways else {}
     skipped = (*reach.skipped, *question.skipped)
     items = tuple(
         RelatedConcept(one.concept, one.hop, one.degree, tuple(names[t] for t in ways.get(one.concept.node, ())))
         for one in found
     )
-    return Related(walker.epoch, not skipped, skipped, walker.served_by, items, reach.found)
+    answer = Related(walker.epoch, not skipped, skipped, walker.served_by, items, reach.found)
+    return or_stopped(answer, items or reach.found)
 
 
 def _ways_back(walker: Walker, seed: int, reach: Reach, filters: Filter) -> dict[int, tuple[int, ...]]:
@@ -168,21 +173,22 @@ def _ways_back(walker: Walker, seed: int, reach: Reach, filters: Filter) -> dict
     deepest = int(reach.hops.max()) if len(reach.hops) else 0
     wanted = [reach.nodes[reach.hops == hop] for hop in range(deepest + 1)]
     before: dict[int, tuple[int, int]] = {}
-    # Distances are needed of all that may lie on a way: levels from the seed up to the one before the deepest.
-    distance: dict[int, int] = {seed: 0}
-    frontier = exempt
-    for hop in range(1, deepest):
-        _, there, _ = walker.edges(frontier, filters.ways, filters, exempt)
-        frontier = np.array([n for n in np.unique(there).tolist() if n not in distance], np.int64)
-        distance.update(dict.fromkeys(frontier.tolist(), hop))
+    # Levels are needed of all that may lie on a way: from the seed up to the one before the deepest.
+    levels, seen = [exempt], exempt
+    for _ in range(1, deepest):
+        _, there, _ = walker.edges(levels[-1], filters.ways, filters, exempt)
+        levels.append(np.setdiff1d(there, seen))
+        seen = np.union1d(seen, levels[-1])
     for hop in range(deepest, 0, -1):
         here, there, types = walker.edges(np.unique(wanted[hop]), back, filters, exempt)
-        parents: set[int] = set()
-        for node, previous, number in sorted(zip(here.tolist(), there.tolist(), types.tolist(), strict=True)):
-            if node not in before and distance.get(previous) == hop - 1:
-                before[node] = (previous, number)
-                parents.add(previous)
-        wanted[hop - 1] = np.union1d(wanted[hop - 1], np.array(sorted(parents), np.int64))
+        nearer = np.isin(there, levels[hop - 1])
+        here, there, types = here[nearer], there[nearer], types[nearer]
+        order = np.lexsort((types, there, here))
+        nodes, first = np.unique(here[order], return_index=True)
+        chosen = order[first]
+        ends = zip(there[chosen].tolist(), types[chosen].tolist(), strict=True)
+        before.update(zip(nodes.tolist(), ends, strict=True))
+        wanted[hop - 1] = np.union1d(wanted[hop - 1], there[chosen])
     ways: dict[int, tuple[int, ...]] = {}
     for node in reach.nodes.tolist():
         way: list[int] = []
@@ -210,9 +216,8 @@ def diversity(
     check_limit(limit)
     with desk.question(asked) as question:
         nodes = question.numbers([seed])
-        filters = question.filters(direction, relation_types, where)
         types: Ints = nodes[:0]
-        with question.walker(nodes) as walker:
+        with question.walk(nodes, direction, relation_types, where) as (walker, filters):
             reach = walker.reach(nodes, max_hops, filters, Order.HOP, limit)
             try:
                 _, _, types = walker.edges(nodes, filters.ways, filters, nodes)
@@ -228,7 +233,7 @@ def diversity(
     skipped = (*reach.skipped, *question.skipped)
     model = _most_common(vectors)
     mine = np.array([vector for _, name, vector in vectors if (name, len(vector)) == model], np.float64)
-    return Diversity(
+    answer = Diversity(
         walker.epoch, not skipped, skipped, walker.served_by,
         concepts=len(found),
         embedded=len(mine),
@@ -236,6 +241,7 @@ def diversity(
         ontologies=len({row.ontology for row in rows.values()}),
         type_entropy=_entropy(types.tolist()),
     )  # fmt: skip
+    return or_stopped(answer, found)
 
 
 def _most_common(vectors: Sequence[tuple[int, str, list[float]]]) -> tuple[str, int] | None:

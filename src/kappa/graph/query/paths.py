@@ -13,7 +13,7 @@ import numpy as np
 from kappa.graph.config import MAX_PATH_HOPS, MAX_PATHS
 from kappa.graph.errors import BadQuestion
 from kappa.graph.model import Direction, EnrichedPaths, Neighbor, Order, Path, Paths, Relation, ServedBy, Skipped, Where
-from kappa.graph.query.asking import Asked, Desk, Question, Seed, check_limit
+from kappa.graph.query.asking import Asked, Desk, Question, Seed, check_limit, or_stopped
 from kappa.graph.query.filters import IN, OUT, WHY, Filter
 from kappa.graph.query.neighbors import between, check_hops
 from kappa.graph.query.server import Stopped
@@ -65,7 +65,9 @@ def paths(
 ) -> Paths:
     with desk.question(asked) as question:
         found, walker = _found(desk, question, start, goal, max_hops, count, direction, relation_types, where)
-    return Paths(walker.epoch, not question.skipped, tuple(question.skipped), walker.served_by, found)
+    return or_stopped(
+        Paths(walker.epoch, not question.skipped, tuple(question.skipped), walker.served_by, found), found
+    )
 
 
 def enriched_path(
@@ -100,7 +102,8 @@ def enriched_path(
         for node, reach in walker.around.items()
         if node in on_paths
     }
-    return EnrichedPaths(walker.epoch, not question.skipped, tuple(question.skipped), walker.served_by, found, around)
+    skipped = tuple(question.skipped)
+    return or_stopped(EnrichedPaths(walker.epoch, not skipped, skipped, walker.served_by, found, around), found)
 
 
 class _Walked:
@@ -130,9 +133,9 @@ def _found(
     first, last = int(question.numbers([start])[0]), int(question.numbers([goal])[0])
     if first == last:
         raise BadQuestion("a path needs two concepts")
-    filters = question.filters(direction, relation_types, where)
     seen: dict[int, Reach] = {}
-    with question.walker(np.array([first, last], np.int64)) as walker:
+    ends = np.array([first, last], np.int64)
+    with question.walk(ends, direction, relation_types, where) as (walker, filters):
         ways, stop = shortest_ways(walker, first, last, max_hops, count, filters)
         if stop:
             question.skipped.append(Skipped(f"paths after the first {len(ways)}", WHY[stop]))
@@ -154,7 +157,9 @@ def _with_rows(desk: Desk, question: Question, ways: Sequence[list[int]], filter
         along |= steps
     if filters.ways & IN:
         along |= {(b, a) for a, b in steps}
-    links = between(desk, question, sorted(along), filters)
+    links: dict[tuple[int, int], list[Relation]] = {}
+    for link in between(desk, question, sorted(along), filters, lambda link: link):
+        links.setdefault((link.from_node, link.to_node), []).append(link.relation)
 
     def relations(a: int, b: int) -> tuple[Relation, ...]:
         there = links.get((a, b), []) if filters.ways & OUT else []

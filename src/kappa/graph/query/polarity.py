@@ -8,7 +8,7 @@ import numpy as np
 from kappa.graph.config import MAX_LIMIT
 from kappa.graph.errors import BadQuestion, UnknownConcept
 from kappa.graph.model import Concept, Direction, Order, Polarity, PolarityItem, Skipped, Where
-from kappa.graph.query.asking import Asked, Desk, Question, Seed, check_limit
+from kappa.graph.query.asking import Asked, Desk, Question, Seed, check_limit, or_stopped
 from kappa.graph.query.filters import WHY
 from kappa.graph.query.grounding import Groundings
 from kappa.graph.query.neighbors import check_hops
@@ -54,14 +54,13 @@ def polarity(
     check_hops(max_hops)
     check_limit(limit)
     with desk.question(asked) as question:
-        filters = question.filters(direction, relation_types, where)
         axis = _axis(question, positive, negative)
         poles = np.array(sorted((axis.positive.node, axis.negative.node)), np.int64)
         hops: dict[int, int | None] = {}
         if candidates:
             given: list[int] = question.numbers(candidates).tolist()
             hops = {node: None for node in given if node not in poles}
-        with question.walker(poles) as walker:
+        with question.walk(poles, direction, relation_types, where) as (walker, filters):
             if candidates is None:
                 reach = walker.reach(poles, max_hops, filters, Order.HOP, MAX_LIMIT)
                 hops = dict(zip(reach.nodes.tolist(), reach.hops.tolist(), strict=True))
@@ -72,7 +71,7 @@ def polarity(
     items = _items(axis, block, rows, hops, grounded)
     positions = [item.position for item in items]
     skipped = tuple(question.skipped)
-    return Polarity(
+    answer = Polarity(
         walker.epoch, not skipped, skipped, walker.served_by, axis.positive, axis.negative, axis.kind.model,
         length=axis.length,
         items=items,
@@ -81,13 +80,14 @@ def polarity(
         spread=float(np.std(positions)) if positions else None,
         correlation=correlation([(item.position, item.grounding) for item in items if item.grounding is not None]),
     )  # fmt: skip
+    return or_stopped(answer, items)
 
 
 def _axis(question: Question, positive: Seed, negative: Seed) -> Axis:
     poles = [int(question.numbers([pole])[0]) for pole in (positive, negative)]
     if poles[0] == poles[1]:
         raise BadQuestion("the poles are one and the same concept")
-    rows = question.fetch(lambda connection: concepts.rows(connection, poles))
+    rows = question.fetch(lambda connection: concepts.rows(connection, poles))()
     found = {node: (model, vector) for node, model, vector in question.fetch(
         lambda connection: concepts.embeddings(connection, poles))}  # fmt: skip
     for pole, node in zip((positive, negative), poles, strict=True):

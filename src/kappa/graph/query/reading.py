@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from psycopg import Connection
 
+from kappa.graph.query.backend import SqlBackend
 from kappa.graph.query.snapshot import Delta, Rows, Snapshot, build
 from kappa.graph.store import adjacency, clock
 from kappa.graph.store.adjacency import Ints
@@ -44,7 +45,8 @@ def read_all(connection: Connection[Row], most_bytes: int) -> Snapshot:
         head, tail, types, confidence = _joined(
             adjacency.relations(connection), (np.int64, np.int64, np.uint16, np.uint8)
         )
-    return build(epoch, Rows(ids, ontologies, head, tail, types, confidence))
+        vocabulary = SqlBackend().vocabulary(connection)
+    return build(epoch, Rows(ids, ontologies, head, tail, types, confidence, vocabulary))
 
 
 def _joined(pieces: Generator[Any], dtypes: Sequence[Any]) -> list[NDArray[Any]]:
@@ -77,10 +79,13 @@ def read_changes(connection: Connection[Row], since: int, most: int) -> Delta | 
             place = {key: at for at, key in enumerate(zip(*keys.tolist(), strict=True))}
             found = [place[key] for key in zip(head.tolist(), tail.tolist(), types.tolist(), strict=True)]
             confidence[found] = certain
+        renamed = "relation_types" in touched or "ontologies" in touched
+        vocabulary = SqlBackend().vocabulary(connection) if renamed else None
     gone = np.setdiff1d(ids, here, assume_unique=True)
     return Delta(
-        epoch, here, ontologies.astype(np.uint16), gone, keys[0], keys[1], keys[2].astype(np.uint16), confidence
-    )
+        epoch, here, ontologies.astype(np.uint16), gone, keys[0], keys[1], keys[2].astype(np.uint16), confidence,
+        vocabulary,
+    )  # fmt: skip
 
 
 def touched_nodes(connection: Connection[Row], since: int) -> Ints | None:

@@ -11,7 +11,7 @@ from kappa.graph.errors import BadQuestion, UnknownConcept
 from kappa.graph.identity import kept
 from kappa.graph.model import Matched, SearchAnswer, SearchHit, ServedBy, Skipped, Where
 from kappa.graph.query import vectors
-from kappa.graph.query.asking import Asked, Desk, Question, Seed, check_limit
+from kappa.graph.query.asking import Asked, Desk, Question, Seed, check_limit, or_stopped
 from kappa.graph.query.filters import WHY, Filter
 from kappa.graph.query.server import Session, Stopped
 from kappa.graph.query.vectors import Near, Nearest
@@ -70,7 +70,7 @@ def search(
     check_limit(limit)
     _check(text, vector, model, like, min_similarity)
     with desk.question(asked) as question:
-        filters = question.filters("both", None, where)
+        filters = question.filters(where)
         target = None
         if like is not None:
             target = _like(question, like, model)
@@ -82,9 +82,8 @@ def search(
             raise Stopped(found.stop)
         items = _hits(question, found, said is not None, limit)
     skipped = (*found.skipped, *question.skipped)
-    return SearchAnswer(
-        found.epoch, not skipped, skipped, found.served_by, items, target.kind.model if target else None
-    )
+    model = target.kind.model if target else None
+    return or_stopped(SearchAnswer(found.epoch, not skipped, skipped, found.served_by, items, model), items)
 
 
 def _check(
@@ -98,6 +97,10 @@ def _check(
         raise BadQuestion(f"a text of {len(text)} characters: there may be {MAX_TEXT}")
     if not -1.0 <= min_similarity <= 1.0:
         raise BadQuestion(f"a similarity of {min_similarity:g}: it is -1 to 1")
+    if min_similarity and vector is None and like is None:
+        raise BadQuestion(
+            "min_similarity needs a vector, or a concept to be like: a search by words alone compares no embeddings"
+        )
     if vector is not None:
         if model is None:
             raise BadQuestion("a vector means nothing without the model that made it")
@@ -144,12 +147,14 @@ def _found(
         found = _by_text(question, said, filters, target.never, most, epoch) if said is not None else Found()
         try:
             matrix = question.vectors(target.kind, found.epoch)
+            through = None if matrix is not None else _read_through(question, said, target, wanted, filters)
         except Stopped as stopped:
-            found.stop = stopped.stop
-            found.skipped.append(Skipped("the vectors", WHY[stopped.stop]))
-            return found
-        if matrix is None:
-            return _read_through(question, said, target, wanted, filters)
+            return _without_vectors(found, stopped.stop)
+        if through is not None:
+            # The words are looked for once more, in the vectors' state: what was found before is better than nothing.
+            worse = through.stop and not through.near and len(through.texts) < len(found.texts)
+            return _without_vectors(found, through.stop) if worse else through
+        assert matrix is not None
         found.served_by = "snapshot"
         _take(found, matrix.nearest(wanted, question.limits))
         found.others = matrix.similarities(_nodes(found.texts), wanted.unit)
@@ -161,6 +166,12 @@ def _found(
         if found.epoch == epoch or found.stop:
             break
         # Something was committed between the two: again, so that both are of one epoch.
+    return found
+
+
+def _without_vectors(found: Found, stop: int) -> Found:
+    found.stop = stop
+    found.skipped.append(Skipped("the vectors", WHY[stop]))
     return found
 
 

@@ -16,7 +16,7 @@ from psycopg.pq import TransactionStatus
 
 from kappa.graph.errors import GraphBusy, GraphFailed
 from kappa.graph.query.budget import Grant
-from kappa.graph.query.filters import OUT_OF_TIME, Limits
+from kappa.graph.query.filters import OUT_OF_TIME, Cancel, Limits
 from kappa.pg import Pool, PoolExhausted, PoolUnreachable
 from kappa.pg.queries import Row
 
@@ -125,7 +125,20 @@ class Session:
 
 def _finish(helping: Sequence[Future[None]]) -> None:
     for one in helping:
-        one.result()
+        # Whoever has not begun by now finds nothing to do.
+        if not one.cancel():
+            one.result()
+
+
+@contextmanager
+def cancellable(connection: Connection[Row], cancel: Cancel) -> Generator[None]:
+    """Whoever cancels ends the statement that runs on the connection."""
+    key = object()
+    cancel.watch(key, lambda: connection.cancel_safe(timeout=CANCEL_WITHIN))
+    try:
+        yield
+    finally:
+        cancel.unwatch(key)
 
 
 def timed(connection: Connection[Row], limits: Limits, act: Callable[[Connection[Row]], T]) -> T:
@@ -155,38 +168,34 @@ def opened(pool: Pool, limits: Limits, snapshot: str = "", *, wait: float = floa
     """A connection in a transaction that sees one state, known to whoever cancels the question."""
     if stop := limits.stop():
         raise Stopped(stop)
-    with pool.connection(wait=max(min(limits.left, wait), 0.001)) as connection:
-        key = object()
-        limits.cancel.watch(key, lambda: connection.cancel_safe(timeout=CANCEL_WITHIN))
-        try:
-            with connection.transaction():
-                # A walk is parallel by itself, within the budget; the server's own workers are outside of it, and
-                # to start them takes longer than most steps.
-                connection.execute(
-                    "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY; "
-                    "SET LOCAL max_parallel_workers_per_gather = 0"
-                )
-                if snapshot:
-                    connection.execute(sql.SQL("SET TRANSACTION SNAPSHOT {}").format(snapshot))
-                yield connection
-        finally:
-            limits.cancel.unwatch(key)
+    with (
+        pool.connection(wait=max(min(limits.left, wait), 0.001)) as connection,
+        cancellable(connection, limits.cancel),
+        connection.transaction(),
+    ):
+        # A walk is parallel by itself, within the budget; the server's own workers are outside of it, and to start
+        # them takes longer than most steps.
+        connection.execute(
+            "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY; SET LOCAL max_parallel_workers_per_gather = 0"
+        )
+        if snapshot:
+            connection.execute(sql.SQL("SET TRANSACTION SNAPSHOT {}").format(snapshot))
+        yield connection
 
 
 def quick(pool: Pool, limits: Limits, act: Callable[[Connection[Row]], T]) -> T:
     """One short statement, which fetches its rows, in a transaction of its own; all of it in two round trips."""
     if stop := limits.stop():
         raise Stopped(stop)
-    key = object()
     try:
-        with pool.connection(wait=max(limits.left, 0.001)) as connection:
-            limits.cancel.watch(key, lambda: connection.cancel_safe(timeout=CANCEL_WITHIN))
-            try:
-                with connection.pipeline(), connection.transaction():
-                    connection.execute(_server_keeps(limits))
-                    return act(connection)
-            finally:
-                limits.cancel.unwatch(key)
+        with (
+            pool.connection(wait=max(limits.left, 0.001)) as connection,
+            cancellable(connection, limits.cancel),
+            connection.pipeline(),
+            connection.transaction(),
+        ):
+            connection.execute(_server_keeps(limits))
+            return act(connection)
     except errors.QueryCanceled:
         raise Stopped(limits.stop() or OUT_OF_TIME) from None
     except PoolExhausted as error:

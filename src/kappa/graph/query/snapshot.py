@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kappa.graph.query.adjacency import EdgeList, Growing, Int32, Int64, Lists, UInt8, UInt16
+from kappa.graph.query.filters import Vocabulary
 
 Int16: TypeAlias = NDArray[np.int16]
 
@@ -28,6 +29,7 @@ class Rows:
     to_ids: Int64
     types: UInt16
     confidence: UInt8
+    vocabulary: Vocabulary = field(default_factory=Vocabulary)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,8 @@ class Delta:
     types: UInt16
     confidence: Int16
     """Of each touched relation; -1 where there is none any more."""
+    vocabulary: Vocabulary | None = None
+    """All names, if some were touched."""
 
     @property
     def relations(self) -> int:
@@ -70,6 +74,7 @@ class Snapshot:
     gone: frozenset[int] = frozenset()
     edges: int = 0
     growing: tuple[Growing, Growing] | None = None
+    vocabulary: Vocabulary = field(default_factory=Vocabulary)
 
     @property
     def nodes(self) -> int:
@@ -129,7 +134,8 @@ def build(epoch: int, rows: Rows) -> Snapshot:
     if len(ids) > MAX_NODES:
         raise OverflowError(f"{len(ids)} concepts are more than a snapshot can number")
     head, tail = _places(ids, rows.from_ids), _places(ids, rows.to_ids)
-    return _assemble(epoch, ids, rows.ontologies[order], head, tail, rows.types, rows.confidence)
+    made = _assemble(epoch, ids, rows.ontologies[order], head, tail, rows.types, rows.confidence)
+    return replace(made, vocabulary=rows.vocabulary)
 
 
 def _assemble(
@@ -182,7 +188,8 @@ def apply(old: Snapshot, delta: Delta) -> Snapshot:
         growing[1].append(delta.ontologies[fresh])
         ids, group = growing[0].view, growing[1].view
         late = {**late, **{int(delta.ids[place]): at + n for n, place in enumerate(fresh)}}
-    middle = replace(old, ids=ids, group=group, late=late, growing=growing)
+    names = old.vocabulary if delta.vocabulary is None else delta.vocabulary
+    middle = replace(old, ids=ids, group=group, late=late, growing=growing, vocabulary=names)
     for node in middle.index(delta.gone):
         if node >= 0:
             gone.add(int(node))
@@ -236,4 +243,5 @@ def compact(old: Snapshot) -> Snapshot:
     new_index = np.full(old.nodes, -1, np.int32)
     new_index[everyone[alive][order]] = np.arange(len(order), dtype=np.int32)
     head, tail = new_index[head], new_index[tail]
-    return _assemble(old.epoch, old.ids[alive][order], old.group[alive][order], head, tail, types, confidence)
+    made = _assemble(old.epoch, old.ids[alive][order], old.group[alive][order], head, tail, types, confidence)
+    return replace(made, vocabulary=old.vocabulary)

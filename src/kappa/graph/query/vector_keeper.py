@@ -1,8 +1,8 @@
 """Keeps the embeddings that vector questions compare: read when a model is first asked for, fresh at every question.
 
-A thread of the keeper's own reads a model; questions wait for it as long as their deadlines allow, and who gives up
-doesn't stop it. A question that needs a later epoch brings the matrix there itself. All matrices together stay within
-`vectors_bytes`; a model for which there is no room is read through by each question instead.
+A thread of the keeper's own reads a model; questions wait for it a little, and who gives up doesn't stop it. A
+question that needs a later epoch brings the matrix there itself, if that is done soon. All matrices together stay
+within `vectors_bytes`. A model for which there is no room, or that isn't there soon, is read through by the question.
 """
 
 import logging
@@ -15,19 +15,19 @@ import psycopg
 from psycopg import Connection
 
 from kappa.graph.config import GraphConfig
-from kappa.graph.errors import EpochNotReached, GraphFailed
+from kappa.graph.errors import GraphBusy, GraphFailed
 from kappa.graph.model import VectorStatus
 from kappa.graph.query import vectors
 from kappa.graph.query.budget import Grant
-from kappa.graph.query.filters import OUT_OF_TIME, Limits
+from kappa.graph.query.filters import OUT_OF_TIME, Cancel, Limits
 from kappa.graph.query.reading import one_state
-from kappa.graph.query.server import Stopped, session
+from kappa.graph.query.server import CANCEL_WITHIN, Stopped, cancellable, session
 from kappa.graph.query.vectors import Builder, Matrix, block_rows, row_bytes
 from kappa.graph.store import clock
 from kappa.graph.store import vectors as stored
 from kappa.graph.store.adjacency import Ints, unpack
 from kappa.graph.store.vectors import Kind
-from kappa.pg import KappaError, Pool
+from kappa.pg import KappaError, Pool, PoolUnreachable
 from kappa.pg.queries import Row
 
 log = logging.getLogger(__name__)
@@ -37,6 +37,8 @@ MOST_CHANGES = 20_000
 TRY_AGAIN = 60.0
 """Seconds after which a model that was too large is measured again, and one that nobody asks for makes room."""
 LOOK_AGAIN = 0.02
+SHARE = 0.25
+"""Of the time that a question has left: how much of it may go by while it waits for what is in memory."""
 
 
 @dataclass(slots=True)
@@ -71,36 +73,44 @@ class VectorKeeper:
         self._pool = pool
         self._packs = packs and vectors.COMPILED is not None
         self._most = config.vectors_bytes
+        self._patience = config.patience
         self._changed = threading.Condition()
         self._kept: dict[Kind, _Kept] = {}
-        self._closing = False
+        self._closing = Cancel()
 
     def start(self) -> None:
-        self._closing = False
+        self._closing = Cancel()
 
     def stop(self) -> None:
         """End what is being read, and keep nothing any more."""
         with self._changed:
-            self._closing = True
+            self._closing.cancel()
             reading = [kept.reading for kept in self._kept.values() if kept.reading is not None]
             self._kept.clear()
         for thread in reading:
-            thread.join()
+            while thread.is_alive():
+                thread.join(CANCEL_WITHIN)
+                self._closing.cancel()  # it may have begun another statement
 
     def at_least(self, kind: Kind, epoch: int, limits: Limits) -> Matrix | None:
-        """The vectors at this epoch or a later one; None if they are not kept, for want of room."""
-        while self._most > 0:
-            kept = self._present(kind, limits)
-            matrix = kept.matrix
-            if matrix is None or matrix.epoch >= epoch:
-                return matrix
-            self._refresh(kept, matrix, limits)
-            matrix = kept.matrix
-            if matrix is not None and matrix.epoch < epoch:
-                # The database itself is not there yet.
-                if limits.left <= LOOK_AGAIN:
-                    raise EpochNotReached(f"the graph did not come to epoch {epoch} in time")
-                time.sleep(LOOK_AGAIN)
+        """The vectors at this epoch or a later one; None if they are not kept, for want of room, or not there soon."""
+        soon = limits.within(min(self._patience, limits.left * SHARE))
+        try:
+            while self._most > 0:
+                kept = self._present(kind, soon)
+                matrix = kept.matrix
+                if matrix is None or matrix.epoch >= epoch:
+                    return matrix
+                self._refresh(kept, matrix, soon)
+                matrix = kept.matrix
+                if matrix is not None and matrix.epoch < epoch:
+                    # The database itself is not there yet.
+                    if soon.left <= LOOK_AGAIN:
+                        return None
+                    time.sleep(LOOK_AGAIN)
+        except (Stopped, GraphBusy, PoolUnreachable):
+            if stop := limits.stop():
+                raise Stopped(stop) from None
         return None
 
     def _present(self, kind: Kind, limits: Limits) -> _Kept:
@@ -138,7 +148,7 @@ class VectorKeeper:
     def _read(self, kind: Kind, kept: _Kept) -> None:
         matrix, failed = None, None
         try:
-            with self._pool.connection() as connection, one_state(connection):
+            with self._pool.connection() as connection, cancellable(connection, self._closing), one_state(connection):
                 matrix = self._build(connection, kind, kept)
         except (psycopg.Error, KappaError) as error:
             failed = error
@@ -162,7 +172,7 @@ class VectorKeeper:
             kept.too_large_at = time.monotonic()
             return None
         for low, high in stored.parts(kind, bounds):
-            if self._closing:
+            if self._closing.cancelled:
                 raise GraphFailed("the graph was closed meanwhile")
             builder.add(stored.block(connection, kind, low, high, None))
         return builder.matrix()

@@ -13,7 +13,7 @@ from kappa.graph.query import numpy_hops, reading
 from kappa.graph.query.adjacency import Int32
 from kappa.graph.query.backend import GraphBackend, Way
 from kappa.graph.query.degrees import KnownDegrees
-from kappa.graph.query.filters import IN, OUT, TOO_MANY, WHY, Filter, Limits
+from kappa.graph.query.filters import IN, OUT, TOO_MANY, WHY, Filter, Limits, Vocabulary
 from kappa.graph.query.kernel import CKernel, Kernel
 from kappa.graph.query.server import Session, Stopped
 from kappa.graph.query.snapshot import Snapshot
@@ -59,6 +59,10 @@ class Walker(Protocol):
         self, start: int, goal: int, max_hops: int, filters: Filter, avoid: Sequence[int], not_next: Sequence[int]
     ) -> list[int] | None:
         """The shortest way that has the lowest nodes, through none of `avoid`, and not to `not_next` first."""
+        ...
+
+    def vocabulary(self, named: Sequence[str] = ()) -> Vocabulary:
+        """All types at this epoch, and at least those ontologies that are named and there."""
         ...
 
 
@@ -148,15 +152,24 @@ class SnapshotWalker:
             raise Stopped(stop)
         return None if way is None else [int(graph.ids[node]) for node in way]
 
+    def vocabulary(self, named: Sequence[str] = ()) -> Vocabulary:
+        return self._graph.vocabulary
+
+
+class Known:
+    """What earlier questions in SQL have read, each true of one epoch."""
+
+    def __init__(self) -> None:
+        self.degrees = KnownDegrees()
+        self.names: tuple[int, Vocabulary] | None = None
+
 
 class SqlWalker:
     """The graph in the database, frontier by frontier, through one consistent state."""
 
     served_by: ServedBy = "sql"
 
-    def __init__(
-        self, backend: GraphBackend, session: Session, limits: Limits, sizes: "Sizes", known: KnownDegrees
-    ) -> None:
+    def __init__(self, backend: GraphBackend, session: Session, limits: Limits, sizes: "Sizes", known: Known) -> None:
         self._backend = backend
         self._session = session
         self._known = known
@@ -235,12 +248,12 @@ class SqlWalker:
     def degrees(self, nodes: Ints) -> Ints:
         if not self._backend.own:
             return self._count(nodes)
-        self._known.come_to(self.epoch, self._touched)
-        degrees = self._known.find(self.epoch, nodes)
+        self._known.degrees.come_to(self.epoch, self._touched)
+        degrees = self._known.degrees.find(self.epoch, nodes)
         strange = degrees < 0
         if strange.any():
             degrees[strange] = self._count(nodes[strange])
-            self._known.learn(self.epoch, nodes[strange], degrees[strange])
+            self._known.degrees.learn(self.epoch, nodes[strange], degrees[strange])
         return degrees
 
     def _touched(self, since: int) -> Ints | None:
@@ -269,6 +282,14 @@ class SqlWalker:
         self, start: int, goal: int, max_hops: int, filters: Filter, avoid: Sequence[int], not_next: Sequence[int]
     ) -> list[int] | None:
         return search(self.edges, start, goal, max_hops, filters, avoid, not_next)
+
+    def vocabulary(self, named: Sequence[str] = ()) -> Vocabulary:
+        names = self._known.names
+        if self._backend.own and names is not None and names[0] == self.epoch:
+            return names[1]
+        found = self._session.run(lambda connection: self._backend.vocabulary(connection, named))
+        self._known.names = (self.epoch, found)
+        return found
 
 
 @dataclass(frozen=True, slots=True)

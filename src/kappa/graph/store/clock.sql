@@ -34,8 +34,7 @@ SELECT max(epoch),
   FROM kappa_graph.epochs;
 
 -- name: bulk_lock
--- The number has no meaning; it must only never change.
-SELECT pg_advisory_xact_lock(4406317785922604);
+SELECT kappa_graph.lock_bulk_writes();
 
 -- name: empty_incoming
 TRUNCATE kappa_graph.incoming_concepts, kappa_graph.incoming_relations;

@@ -101,9 +101,10 @@ def look_up(connection: Connection[Row], keys: Sequence[UUID], *, lock: bool = F
     return lambda: dict(cursor.fetchall())
 
 
-def rows(connection: Connection[Row], nodes: Sequence[int]) -> dict[int, Concept]:
-    found = connection.execute(ROWS.sql, {"nodes": list(nodes)}, binary=True)
-    return {
+def rows(connection: Connection[Row], nodes: Sequence[int]) -> Answer[dict[int, Concept]]:
+    """Concepts by their nodes."""
+    found = connection.execute(ROWS.sql, {"nodes": arrays.numbers(nodes)}, binary=True)
+    return lambda: {
         node: Concept(key, node, label, description, ontology, tuple(terms))
         for key, node, label, description, ontology, terms in found
     }

@@ -1,6 +1,6 @@
 -- name: hold_alone
 -- Waits for all who write relations, and keeps them waiting: which types there are is not to change under them.
-SELECT pg_advisory_xact_lock(440631783, 0);
+SELECT kappa_graph.lock_merges();
 
 -- name: lock_types
 -- In the order of their names.

@@ -1,15 +1,15 @@
 -- name: lock_document
--- One writer at a time for a document and its plan. The number has no meaning; it must only never change.
-SELECT pg_advisory_xact_lock(440631780, hashtext(%(document)s::uuid::text));
+-- One writer at a time for a document and its plan.
+SELECT kappa_graph.lock_document(%(document)s::uuid);
 
 -- name: lock_ontology
 -- Chunks are held against an ontology's concepts one after the other: of two that bring the same concept under two
 -- labels, the second must see what the first made of it.
-SELECT pg_advisory_xact_lock(440631781, %(ontology)s::int);
+SELECT kappa_graph.lock_ontology(%(ontology)s::int);
 
 -- name: lock_vocabulary
 -- The same for new relation types, which belong to no ontology.
-SELECT pg_advisory_xact_lock(440631782, 0);
+SELECT kappa_graph.lock_vocabulary();
 
 -- name: add
 INSERT INTO kappa_graph.chunk_plan (document_id, ordinal, start_offset, end_offset, words, run)

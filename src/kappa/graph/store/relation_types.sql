@@ -9,7 +9,7 @@ ON CONFLICT (name) DO NOTHING;
 
 -- name: hold
 -- Nothing is merged and no merge is undone until the transaction ends. Writers hold it together.
-SELECT pg_advisory_xact_lock_shared(440631783, 0);
+SELECT kappa_graph.share_merges();
 
 -- name: find
 -- The type of each name, or what it was merged into.

@@ -119,17 +119,23 @@ def delete(connection: Connection[Row], keys: Sequence[tuple[UUID, UUID, str]]) 
 
 def between(
     connection: Connection[Row], pairs: Sequence[tuple[int, int]], types: Sequence[int] | None, min_confidence: int
-) -> list[Link]:
-    """All relations from the first node of each pair to its second."""
+) -> Answer[Iterable[Link]]:
+    """All relations from the first node of each pair to its second, by both ends and type."""
     params = {
-        "from_ids": [pair[0] for pair in pairs],
-        "to_ids": [pair[1] for pair in pairs],
+        "from_ids": arrays.numbers(pair[0] for pair in pairs),
+        "to_ids": arrays.numbers(pair[1] for pair in pairs),
         "types": None if types is None else list(types),
         "min_confidence": min_confidence,
     }
-    return [
-        Link(from_node, to_node, number, Relation(from_key, to_key, name, confidence / 100, category))
-        for from_node, to_node, from_key, to_key, name, confidence, category, number in connection.execute(
-            BETWEEN.sql, params, binary=True
+    found = connection.execute(BETWEEN.sql, params, binary=True)
+    # The same ids come again and again: one object for each, so that a look for garbage has less to look at.
+    ids: dict[int, UUID] = {}
+
+    def link(row: Row) -> Link:
+        start, goal, from_id, to_id, name, confidence, category, number = row
+        relation = Relation(
+            ids.setdefault(start, from_id), ids.setdefault(goal, to_id), name, confidence / 100, category
         )
-    ]
+        return Link(start, goal, number, relation)
+
+    return lambda: map(link, found)

@@ -9,7 +9,7 @@ SELECT dimension FROM kappa_graph.concepts
 
 -- name: lock_model
 -- Who embeds with a model first says how long its vectors are. The number has no meaning; it must only never change.
-SELECT pg_advisory_xact_lock(440631778, hashtext(%(model)s::text));
+SELECT kappa_graph.lock_embeddings(%(model)s::text);
 
 -- name: bounds
 SELECT min(id), max(id), count(*) FROM kappa_graph.concepts

@@ -1,0 +1,100 @@
+"""Schedules, for people: what is enqueued when. What a schedule enqueues, its maker must be allowed to enqueue.
+
+Its jobs are approved: who may not approve jobs can't make or change one whose kind asks for approval. A run now is a
+job of whoever asked for it.
+"""
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from kappa.app.errors import Conflict
+from kappa.app.permissions import Permission
+from kappa.app.usecases import audit
+from kappa.app.usecases.principal import Principal
+from kappa.engine import AsyncClient, Engine, Enqueued, Schedule, ScheduleError, UnknownKind
+from kappa.engine.schedule import no_schedule, upcoming
+
+PREVIEWED = 5
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleNow:
+    """A schedule's row, and what follows from it."""
+
+    schedule: Schedule
+    next_times: list[datetime]
+    """When it is due next: a preview, by this machine's clock where the row doesn't have it yet."""
+    is_declared: bool
+    """Whether the program makes it at every start if it is missing."""
+
+
+class Schedules:
+    """The schedules of one engine."""
+
+    def __init__(self, client: AsyncClient, engine: Engine) -> None:
+        self._client = client
+        self._engine = engine
+
+    async def all(self) -> list[ScheduleNow]:
+        return [self._now(schedule) for schedule in await self._client.schedules()]
+
+    async def show(self, name: str) -> ScheduleNow:
+        return self._now(await self._client.show_schedule(name))
+
+    async def add(self, who: Principal, schedule: Schedule) -> ScheduleNow:
+        await self._check(who, schedule.kind)
+        async with self._client.transaction() as connection:
+            made = await self._client.add_schedule(schedule, connection=connection)
+            await audit.record(
+                connection, who, "schedule.add", schedule.name, cron=schedule.cron, timezone=schedule.timezone,
+                kind=schedule.kind, payload=schedule.payload, priority=schedule.priority, enabled=schedule.enabled,
+                missed=schedule.missed,
+            )  # fmt: skip
+        return self._now(made)
+
+    async def edit(self, who: Principal, name: str, changes: dict[str, Any]) -> ScheduleNow:
+        """Change columns of a schedule's row. To pause one is all that needs no leave to enqueue its job."""
+        if changes != {"enabled": False}:
+            await self._check(who, (await self._client.show_schedule(name)).kind)
+            if "kind" in changes:
+                await self._check(who, changes["kind"])
+        async with self._client.transaction() as connection:
+            edited = await self._client.edit_schedule(name, connection=connection, **changes)
+            await audit.record(connection, who, "schedule.edit", name, **changes)
+        return self._now(edited)
+
+    async def run(self, who: Principal, name: str) -> Enqueued:
+        """Enqueue its job now. One approval is not one for every time: a kind that asks for it does so here."""
+        who.require(Permission.JOBS_ENQUEUE)
+        async with self._client.transaction() as connection:
+            done = await self._client.run_schedule(
+                name, submitted_by=who.name, approved=who.may(Permission.JOBS_APPROVE), connection=connection
+            )
+            await audit.record(connection, who, "schedule.run", name, job=done.id)
+            return done
+
+    async def delete(self, who: Principal, name: str) -> None:
+        if name in self._engine.declared_schedules:
+            raise Conflict(f"schedule {name!r} is declared by the server, which would make it anew: pause it instead")
+        async with self._client.transaction() as connection:
+            if not await self._client.drop_schedule(name, connection=connection):
+                raise no_schedule(name)
+            await audit.record(connection, who, "schedule.delete", name)
+
+    async def _check(self, who: Principal, kind: str) -> None:
+        """Whether somebody may have jobs of this kind enqueued, approved, and whether there is such a kind."""
+        who.require(Permission.JOBS_ENQUEUE)
+        handler = self._engine.registry.find(kind)
+        if handler is not None and handler.approval:
+            who.require(Permission.JOBS_APPROVE)
+        known = sorted(kind for lane in await self._client.lanes() for kind in lane.kinds)
+        if kind not in known:
+            raise UnknownKind(f"kind {kind!r} is in no lane: add it to one, or use one of {', '.join(known)}")
+
+    def _now(self, schedule: Schedule) -> ScheduleNow:
+        try:
+            times = upcoming(schedule, datetime.now(UTC), PREVIEWED)
+        except ScheduleError:  # it was written by other means, and its error says so when it is due
+            times = []
+        return ScheduleNow(schedule, times, schedule.name in self._engine.declared_schedules)

@@ -1,0 +1,129 @@
+"""Schedules: what is enqueued when; made, edited, paused, resumed, run now, deleted."""
+
+import json
+from dataclasses import replace
+from datetime import UTC
+from typing import Any
+
+from starlette.responses import Response
+
+from kappa.app.api.schedule_schemas import AddSchedule, EditSchedule
+from kappa.app.errors import Refused
+from kappa.app.permissions import Permission
+from kappa.app.usecases.schedules import ScheduleNow
+from kappa.app.web.pages import Pages, Visit
+from kappa.engine import ScheduleNotFound
+from kappa.pg import KappaError
+
+pages = Pages()
+
+FIELDS = ("cron", "timezone", "kind", "payload", "priority", "missed")
+NEW = {"name": "", "cron": "", "timezone": "UTC", "kind": "", "payload": "null", "priority": "0", "missed": "fire_once"}
+
+
+@pages.get("/schedules", Permission.SCHEDULES_VIEW)
+async def schedules(visit: Visit) -> Response:
+    return await _list(visit)
+
+
+@pages.post("/schedules", Permission.SCHEDULES_MANAGE)
+async def add(visit: Visit) -> Response:
+    try:
+        wanted = visit.understood(AddSchedule, {"name": visit.word("name"), **_fields(visit)}).value
+        made = await visit.services.schedules.add(visit.who, replace(wanted, payload=visit.json("payload")))
+    except KappaError as error:
+        if not visit.may(Permission.SCHEDULES_VIEW):
+            raise
+        return await _list(visit, str(error))
+    return visit.elsewhere(_home(visit, made.schedule.name))
+
+
+@pages.get("/schedules/{name}", Permission.SCHEDULES_VIEW)
+async def schedule(visit: Visit) -> Response:
+    return await _one(visit)
+
+
+@pages.post("/schedules/{name}", Permission.SCHEDULES_MANAGE)
+async def edit(visit: Visit) -> Response:
+    name = _name(visit)
+    try:
+        wanted = visit.understood(EditSchedule, _fields(visit)).changes() | {"payload": visit.json("payload")}
+        now = (await visit.services.schedules.show(name)).schedule
+        changes = {key: value for key, value in wanted.items() if getattr(now, key) != value}
+        if changes:
+            await visit.services.schedules.edit(visit.who, name, changes)
+    except ScheduleNotFound:
+        raise
+    except KappaError as error:
+        if not visit.may(Permission.SCHEDULES_VIEW):
+            raise
+        return await _one(visit, str(error))
+    return visit.elsewhere(_home(visit, name))
+
+
+@pages.post("/schedules/{name}/{doing}", Permission.SCHEDULES_MANAGE)
+async def act(visit: Visit) -> Response:
+    """Pause it, resume it, run it now, delete it."""
+    name, doing = _name(visit), visit.request.path_params["doing"]
+    back = "/ui/schedules" if visit.word("back") == "list" else _home(visit, name)
+    if doing == "run":
+        return visit.to_job((await visit.services.schedules.run(visit.who, name)).id, back)
+    if doing == "delete":
+        await visit.services.schedules.delete(visit.who, name)
+        return visit.elsewhere("/ui/schedules" if visit.may(Permission.SCHEDULES_VIEW) else "/ui/")
+    if doing not in ("pause", "resume"):
+        raise Refused(f"nobody can {doing} a schedule")
+    await visit.services.schedules.edit(visit.who, name, {"enabled": doing == "resume"})
+    return visit.elsewhere(back)
+
+
+def _name(visit: Visit) -> str:
+    return visit.request.path_params["name"]
+
+
+def _home(visit: Visit, name: str) -> str:
+    return f"/ui/schedules/{name}" if visit.may(Permission.SCHEDULES_VIEW) else "/ui/"
+
+
+def _fields(visit: Visit) -> dict[str, Any]:
+    """The form as a body of the API has it, but for the payload: there, empty is null."""
+    fields: dict[str, Any] = {name: visit.word(name) for name in FIELDS if name != "payload"}
+    if fields["priority"]:
+        try:
+            fields["priority"] = int(fields["priority"])
+        except ValueError:
+            raise Refused(f"priority must be an integer, not {fields['priority']!r}") from None
+    return fields
+
+
+async def _kinds(visit: Visit) -> list[str]:
+    """The kinds that a schedule may have, for those who make one."""
+    if not visit.may(Permission.SCHEDULES_MANAGE):
+        return []
+    return sorted(kind for lane in await visit.services.client.lanes() for kind in lane.kinds)
+
+
+async def _list(visit: Visit, fault: str = "") -> Response:
+    values = {name: visit.word(name) for name in NEW} if fault else NEW
+    return visit.page(
+        "schedules.html", 422 if fault else 200, schedules=await visit.services.schedules.all(), fault=fault,
+        values=values, kinds=await _kinds(visit), may_make=_may_make(visit),
+    )  # fmt: skip
+
+
+async def _one(visit: Visit, fault: str = "") -> Response:
+    found: ScheduleNow = await visit.services.schedules.show(_name(visit))
+    row = found.schedule
+    values: dict[str, Any] = {name: getattr(row, name) for name in FIELDS}
+    values["payload"] = json.dumps(row.payload, ensure_ascii=False, indent=2)
+    if fault:
+        values = {name: visit.word(name) for name in FIELDS}
+    return visit.page(
+        "schedule.html", 422 if fault else 200, one=found, values=values, fault=fault, kinds=await _kinds(visit),
+        may_make=_may_make(visit), times=[at.astimezone(UTC) for at in found.next_times],
+    )  # fmt: skip
+
+
+def _may_make(visit: Visit) -> bool:
+    """Who makes or runs a schedule enqueues jobs."""
+    return visit.may(Permission.SCHEDULES_MANAGE) and visit.may(Permission.JOBS_ENQUEUE)

@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 from psycopg import AsyncConnection, Connection, sql
 
@@ -509,6 +510,40 @@ async def test_a_schedule_makes_no_job_where_its_kind_says_that_there_is_nothing
     client.declare_lane(Lane("nowhere", kinds=("wandering",)))
     await cron.run_once(leader, due + MINUTE)
     assert fired(client) == 5
+
+
+async def test_nothing_is_locked_while_a_program_says_whether_a_job_is_needed(
+    engine: Engine, client: Client, cron: Cron, leader: Leader, start: datetime, url: str
+) -> None:
+    """It may take longer than the leader may leave a transaction idle, and the other due schedules must not wait."""
+    states = list[str]()
+
+    def needed(payload: object) -> None:
+        with psycopg.connect(url) as other:
+            other.execute("SELECT FROM kappa.schedules FOR UPDATE NOWAIT")
+            found = other.execute("SELECT state FROM pg_stat_activity WHERE pid = %s", [leader.info.backend_pid])
+            states.extend(row[0] for row in found)
+
+    engine.job("polarity", needed=needed)(lambda ctx: None)
+    client.put_schedule(Schedule("a", "* * * * *", "polarity"))
+    client.put_schedule(EVERY_MINUTE)
+    await cron.run_once(leader, start)
+    await cron.run_once(leader, start + MINUTE)
+    assert [schedule.error for schedule in client.schedules()] == [None, None]
+    assert (fired(client), states) == (2, ["idle"])
+
+
+async def test_a_schedule_that_is_edited_while_a_program_says_whether_its_job_is_needed_does_not_fire(
+    engine: Engine, client: Client, cron: Cron, leader: Leader, start: datetime
+) -> None:
+    def needed(payload: object) -> None:
+        client.edit_schedule("a", enabled=False)
+
+    engine.job("polarity", needed=needed)(lambda ctx: None)
+    client.put_schedule(Schedule("a", "* * * * *", "polarity"))
+    await cron.run_once(leader, start)
+    await cron.run_once(leader, start + MINUTE)
+    assert (fired(client), the_one(client).enabled, the_one(client).error) == (0, False, None)
 
 
 async def test_a_question_that_can_not_be_asked_fails_only_its_schedule(

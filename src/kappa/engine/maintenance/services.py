@@ -17,6 +17,7 @@ from psycopg import AsyncConnection, sql
 
 from kappa.engine import attempt
 from kappa.engine.errors import EngineError
+from kappa.engine.maintenance.term import TermOver
 from kappa.engine.model import Schedule
 from kappa.engine.registry import Registry
 from kappa.engine.schedule import last_due, next_due
@@ -198,7 +199,11 @@ async def _some_of(
 
 
 class Cron:
-    """Enqueues what schedules are due. A due time and its job are written in one transaction: it fires once."""
+    """Enqueues what schedules are due. A due time and its job are written in one transaction: it fires once.
+
+    Whether a job is needed may take a program long to say. No transaction is open and no schedule is locked meanwhile;
+    one that was edited by then waits for the next round.
+    """
 
     name = "cron"
     every = 30.0
@@ -209,9 +214,8 @@ class Cron:
         self._signals = signals
 
     async def run_once(self, connection: AsyncConnection[Row], now: datetime | None = None) -> float | None:
-        async with connection.transaction():
-            for schedule, at, since in await run_async(connection, maintenance.due_schedules(now)):
-                await self._fire(connection, schedule, at, since, now)
+        for schedule, at, since in await run_async(connection, maintenance.due_schedules(now)):
+            await self._fire(connection, schedule, at, since, now)
         return await run_async(connection, maintenance.next_schedule(now))
 
     async def _fire(
@@ -219,40 +223,39 @@ class Cron:
     ) -> None:
         try:
             first = schedule.next_at or next_due(schedule.cron, schedule.timezone, since)
-            if first > at:
-                # New, or changed: nothing was due yet.
-                await run_async(connection, maintenance.advance_schedule(schedule.name, first))
-                return
             upcoming = next_due(schedule.cron, schedule.timezone, at)
-            due = last_due(schedule.cron, schedule.timezone, first, at)
-            if schedule.missed == "skip" and at - due > LATE:
-                await run_async(connection, maintenance.advance_schedule(schedule.name, upcoming))
-                return
-            async with connection.transaction():
-                job = await self._enqueue(connection, schedule)
-            await run_async(connection, maintenance.advance_schedule(schedule.name, upcoming, due, job))
-            if job is None:
-                self._signals.emit("not_needed", schedule=schedule.name, due=due)
+            due = last_due(schedule.cron, schedule.timezone, first, at) if first <= at else None
+            if due is None:  # new, or changed: nothing was due yet
+                await self._advance(connection, schedule, since, first)
+            elif schedule.missed == "skip" and at - due > LATE:
+                await self._advance(connection, schedule, since, upcoming)
             else:
-                self._signals.emit("fired", schedule=schedule.name, due=due, job=job)
-        except psycopg.OperationalError:
+                await self._enqueue(connection, schedule, since, due, upcoming)
+        except (psycopg.OperationalError, TermOver):
             raise
         except Exception as error:
             # Payload types and `needed` run code of others: whatever it raises is the failure of this schedule only.
             delay = attempt.backoff(schedule.failures + 1)
             log.error("schedule %s did not fire, next try in %.0f s", schedule.name, delay, exc_info=error)
             said = str(error) if isinstance(error, EngineError) else f"{type(error).__name__}: {error}"
-            await run_async(connection, maintenance.fail_schedule(schedule.name, said, delay, now))
+            await run_async(connection, maintenance.fail_schedule(schedule.name, since, said, delay, now))
 
-    async def _enqueue(self, connection: AsyncConnection[Row], schedule: Schedule) -> int | None:
-        """The job; None if its kind says that there is nothing to do."""
+    async def _advance(
+        self, connection: AsyncConnection[Row], schedule: Schedule, since: datetime, upcoming: datetime
+    ) -> None:
+        async with connection.transaction():
+            if await run_async(connection, maintenance.lock_due_schedule(schedule, since)):
+                await run_async(connection, maintenance.advance_schedule(schedule.name, upcoming))
+
+    async def _enqueue(
+        self, connection: AsyncConnection[Row], schedule: Schedule, since: datetime, due: datetime, upcoming: datetime
+    ) -> None:
         handler = self._registry.find(schedule.kind)
         text = self._registry.dump_payload(schedule.kind, schedule.payload)
+        needed: Op[bool] | None = None
         if handler is not None and handler.needed is not None:
-            # In a thread: it may do anything, and the worker's leases are renewed on this loop.
+            # In a thread: it may do anything, and other services run on this loop.
             needed = await asyncio.to_thread(handler.needed, handler.load_payload(text))
-            if needed is not None and not await run_async(connection, needed):
-                return None
         new = NewJob(
             schedule.kind,
             text,
@@ -262,10 +265,19 @@ class Cron:
             timeout=handler.timeout if handler else None,
             max_attempts=handler.max_attempts if handler else 1,
         )
-        job = await run_async(connection, jobs.enqueue(new))
+        job: int | None = None
+        async with connection.transaction():
+            if not await run_async(connection, maintenance.lock_due_schedule(schedule, since)):
+                return
+            if needed is None or await run_async(connection, needed):
+                job = await run_async(connection, jobs.enqueue(new))
+                if job is None:
+                    raise EngineError(f"kind {schedule.kind!r} is in no lane")
+            await run_async(connection, maintenance.advance_schedule(schedule.name, upcoming, due, job))
         if job is None:
-            raise EngineError(f"kind {schedule.kind!r} is in no lane")
-        return job
+            self._signals.emit("not_needed", schedule=schedule.name, due=due)
+        else:
+            self._signals.emit("fired", schedule=schedule.name, due=due, job=job)
 
 
 def all_services(registry: Registry, signals: Signals) -> Sequence[Service]:

@@ -26,6 +26,7 @@ LOCK_EXPIRED = sql["lock_expired"]
 FORGET_SLEEPERS = sql["forget_sleepers"]
 FORGET_WORKERS = sql["forget_workers"]
 DUE_SCHEDULES = sql["due_schedules"]
+LOCK_DUE_SCHEDULE = sql["lock_due_schedule"]
 NEXT_SCHEDULE = sql["next_schedule"]
 ADVANCE_SCHEDULE = sql["advance_schedule"]
 FAIL_SCHEDULE = sql["fail_schedule"]
@@ -110,8 +111,13 @@ def forget_sleepers() -> Op[None]:
 
 
 def due_schedules(now: datetime | None = None) -> Op[list[tuple[Schedule, datetime, datetime]]]:
-    """The schedules that are due, locked, each with the database's time and the time it was put as it is."""
+    """The schedules that are due, each with the database's time and the time it was put as it is."""
     return Op(DUE_SCHEDULES, {"now": now}, lambda rows: [(_schedule(row), row[14], row[15]) for row in rows])
+
+
+def lock_due_schedule(schedule: Schedule, since: datetime) -> Op[bool]:
+    """Whether it is as it was read, and locked now."""
+    return Op(LOCK_DUE_SCHEDULE, {"name": schedule.name, "since": since, "next_at": schedule.next_at}, bool)
 
 
 def next_schedule(now: datetime | None = None) -> Op[float | None]:
@@ -125,8 +131,8 @@ def advance_schedule(
     return Op(ADVANCE_SCHEDULE, params, nothing)
 
 
-def fail_schedule(name: str, error: str, delay: float, now: datetime | None = None) -> Op[None]:
-    return Op(FAIL_SCHEDULE, {"name": name, "error": error, "delay": delay, "now": now}, nothing)
+def fail_schedule(name: str, since: datetime, error: str, delay: float, now: datetime | None = None) -> Op[None]:
+    return Op(FAIL_SCHEDULE, {"name": name, "since": since, "error": error, "delay": delay, "now": now}, nothing)
 
 
 def put_schedule(schedule: Schedule, payload: str) -> Op[tuple[Schedule, datetime] | None]:

@@ -137,7 +137,12 @@ SELECT name, cron, timezone, kind, payload, priority, enabled, missed, next_at, 
   FROM kappa.schedules
  WHERE enabled AND (next_at IS NULL OR next_at <= coalesce(%(now)s::timestamptz, now()))
    AND (retry_at IS NULL OR retry_at <= coalesce(%(now)s::timestamptz, now()))
- ORDER BY name
+ ORDER BY name;
+
+-- name: lock_due_schedule
+-- Nothing if it was edited or has fired since it was read, or if somebody edits it now.
+SELECT 1 FROM kappa.schedules
+ WHERE name = %(name)s AND enabled AND since = %(since)s AND next_at IS NOT DISTINCT FROM %(next_at)s::timestamptz
    FOR UPDATE SKIP LOCKED;
 
 -- name: next_schedule
@@ -154,7 +159,7 @@ UPDATE kappa.schedules
 UPDATE kappa.schedules
    SET failures = failures + 1, error = %(error)s,
        retry_at = coalesce(%(now)s::timestamptz, now()) + make_interval(secs => %(delay)s)
- WHERE name = %(name)s;
+ WHERE name = %(name)s AND since = %(since)s;
 
 -- name: put_schedule
 -- The time that was next stays next if it still is one: it may be due at this moment. Who switches a schedule off can

@@ -1,6 +1,8 @@
 """Another session has a job's row locked for as long as it likes, and nothing but that job waits for it."""
 
 import asyncio
+import os
+import signal
 from collections.abc import Generator
 from contextlib import contextmanager
 from datetime import datetime, timedelta
@@ -96,6 +98,50 @@ async def test_a_locked_row_costs_no_other_job_of_the_worker_its_lease(
         await seen(lambda: lease_until(site, other) > until, what="the lease of the row that is free again")
         site.open(1)
         await seen(lambda: {client.show(job).state for job in (watched, other)} == {JobState.SUCCEEDED})
+
+
+async def test_a_worker_whose_own_row_is_locked_keeps_its_leases(
+    engine: Engine, client: Client, site: Site, executor: Executor
+) -> None:
+    place(engine, executor, "hold", ttl=2)
+    site.shut(1)
+    job = client.enqueue("hold", site.task(gate=1, text="one")).id
+    async with working(engine, FOLLOWER):
+        await seen(lambda: client.show(job).attempt == 1)
+        with psycopg.connect(site.url) as other:
+            other.execute("SELECT FROM kappa.workers FOR UPDATE")
+            until = lease_until(site, job)
+            await seen(lambda: lease_until(site, job) > until + timedelta(seconds=4), what="renewals")
+        site.open(1)
+        await seen(lambda: client.show(job).state is JobState.SUCCEEDED)
+
+
+async def test_a_session_that_the_server_does_not_serve_costs_no_lease(
+    engine: Engine, client: Client, site: Site, heard: Heard
+) -> None:
+    """The server's process of the session that renews leases is frozen, while it has nothing locked."""
+
+    def freeze() -> int | None:
+        for pid in site.rows(RESTING.replace("1", "pid", 1)):
+            os.kill(pid, signal.SIGSTOP)
+            if site.rows("SELECT 1 FROM kappa.jobs WHERE id = %s FOR UPDATE SKIP LOCKED", job):
+                return pid
+            os.kill(pid, signal.SIGCONT)
+        return None
+
+    place(engine, Executor.ASYNC, "hold", ttl=2)
+    site.shut(1)
+    job = client.enqueue("hold", site.task(gate=1, text="one")).id
+    async with working(engine, FOLLOWER):
+        await seen(lambda: client.show(job).attempt == 1)
+        frozen = await seen(freeze)
+        try:
+            until = lease_until(site, job)
+            await seen(lambda: lease_until(site, job) > until + timedelta(seconds=4), what="renewals")
+        finally:
+            os.kill(frozen, signal.SIGCONT)
+        site.open(1)
+        await seen(lambda: client.show(job).state is JobState.SUCCEEDED)
 
 
 async def test_a_row_that_is_locked_when_its_job_ends_keeps_no_other_outcome_waiting(
@@ -322,7 +368,9 @@ async def test_only_the_lease_whose_row_was_locked_is_tried_again_before_the_nex
         # When it begins to listen it asks for a round of all leases, which must not come after the one below.
         await seen(worker._leader._nudged.is_set, what="what it does when it begins to listen")  # pyright: ignore[reportPrivateUsage]
         heartbeat.beat_soon()
-        await seen(lambda: not heartbeat._asked and site.rows(RESTING), what="a heartbeat that rests")  # pyright: ignore[reportPrivateUsage]
+        await seen(
+            lambda: heartbeat._asked == heartbeat._answered and site.rows(RESTING), what="a heartbeat that rests"
+        )  # pyright: ignore[reportPrivateUsage]
         site.do("UPDATE kappa.jobs SET lease_until = now() + interval '30 s'")
         until = lease_until(site, first)
         with locked(site.url, first):

@@ -1,7 +1,8 @@
 """Renews a worker's leases and shows that the worker is alive, from a thread and on a connection of its own.
 
 So a handler that blocks the event loop costs no lease, and neither does anything that waits for a lock or for a free
-connection. The thread also notices when the loop stands still, and logs whose handler blocks it.
+connection, nor a session that the server no longer serves. The thread also notices when the loop stands still, and logs
+whose handler blocks it.
 """
 
 import asyncio
@@ -12,6 +13,8 @@ import time
 from collections.abc import Callable
 
 import psycopg
+from psycopg.abc import RV, PQGen
+from psycopg.errors import LockNotAvailable
 
 from kappa.engine.context import Running
 from kappa.engine.desk import Desk
@@ -30,6 +33,17 @@ WATCH_EVERY = 1.0
 BLOCKED_AFTER = 1.0
 """Seconds that the event loop may stand still before it is logged."""
 STOP_WITHIN = 1.0
+LEAST_PATIENCE = 1.0
+"""Seconds that a statement has at least until the session is given up."""
+
+
+class _Connection(psycopg.Connection[Row]):
+    """Gives up on a server that does not answer: one frozen backend would otherwise cost every lease."""
+
+    patience = LEAST_PATIENCE
+
+    def wait(self, gen: PQGen[RV], interval: float = 0.1, timeout: float | None = None) -> RV:
+        return super().wait(gen, interval, self.patience if timeout is None else timeout)
 
 
 class Heartbeat:
@@ -46,11 +60,12 @@ class Heartbeat:
         self._loop_thread = threading.get_ident()
         self._failure: asyncio.Future[None] = self._loop.create_future()
         self._wake = threading.Event()
-        self._asked = False
+        self._asked = self._answered = 0
+        """How many extra rounds were asked for, by the loop alone, and how many of these were made."""
         self._stopped = False
         self._locked: list[Running] = []
         """Leases that could not be renewed yet, and are tried again soon."""
-        self._connection: psycopg.Connection[Row] | None = None
+        self._connection: _Connection | None = None
         self._pinged: float | None = None
         self._blocked_by: str | None = None
 
@@ -67,7 +82,7 @@ class Heartbeat:
 
     def beat_soon(self) -> None:
         """Renew now: a lease may be lost, or a job cancelled."""
-        self._asked = True
+        self._asked += 1
         self._wake.set()
 
     def _run(self) -> None:
@@ -86,21 +101,22 @@ class Heartbeat:
             if self._stopped:
                 return
             self._watch_loop()
-            if time.monotonic() < next_beat and not self._asked:
+            asked = self._asked
+            if time.monotonic() < next_beat and asked == self._answered:
                 next_beat = min(next_beat, time.monotonic() + self._interval())  # the leases may have become shorter
                 continue
-            everything = self._asked or not self._locked or time.monotonic() >= next_round
-            self._asked = False
+            everything = asked != self._answered or not self._locked or time.monotonic() >= next_round
             try:
                 self._renew(self._desk.leases() if everything else self._locked)
                 if everything:
+                    self._answered = asked
                     next_round = time.monotonic() + self._interval()
                 if time.monotonic() >= next_presence:
-                    run(self._connected(), self._presence())
+                    self._show_presence()
                     next_presence = time.monotonic() + self._interval()
                 retry = time.monotonic() + LOCKED_RETRY
                 next_beat = min(next_round, retry) if self._locked else next_round
-            except (psycopg.OperationalError, PgError) as error:
+            except (psycopg.Error, PgError) as error:
                 log.warning("leases could not be renewed: %s", " ".join(str(error).split()))
                 self._disconnect()
                 next_beat = time.monotonic() + min(ERROR_RETRY, self._interval())
@@ -118,16 +134,25 @@ class Heartbeat:
             if (renewal := found.get(running.claimed.id)) is not None and not renewal.renewed
         ]
 
+    def _show_presence(self) -> None:
+        try:
+            run(self._connected(), self._presence())
+        except LockNotAvailable:
+            log.debug("this worker's row is locked: its presence is shown later")
+
     def _connected(self) -> psycopg.Connection[Row]:
         if self._connection is None:
             # Not through a pooler, where renewals could wait behind the transactions of handlers.
-            self._connection = psycopg.connect(
+            self._connection = _Connection.connect(
                 self._database.direct_url,
                 autocommit=True,
                 application_name="kappa heartbeat",
                 connect_timeout=10,
                 **keepalive.options(self._database.direct_url, idle=5, interval=2, direct=True),
             )
+            # Renewals skip locked rows. What can be locked is the worker's own row, or a whole table.
+            self._connection.execute("SET lock_timeout = '200ms'")
+        self._connection.patience = max(LEAST_PATIENCE, 2 * self._interval())
         return self._connection
 
     def _disconnect(self) -> None:

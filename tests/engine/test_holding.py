@@ -9,7 +9,7 @@ import psycopg
 import pytest
 from psycopg import AsyncConnection, Connection
 
-from kappa.engine import Client, Engine, Job, JobContext, JobState, Lane, LanesHeld, WorkerConfig
+from kappa.engine import Client, Engine, Job, JobContext, JobState, Lane, LanesHeld, LeaseLost, WorkerConfig
 from kappa.engine.holding import let_go, other_lanes_drained
 from kappa.engine.maintenance.services import Reaper
 from kappa.engine.store import holds, jobs, lanes
@@ -156,7 +156,7 @@ def test_nothing_is_claimed_from_a_lane_that_is_held(
         rows = connection.execute("SELECT * FROM kappa.fleet_claim(%s, %s, %s, %s, %s, %s, %s)", asked)
         return len(rows.fetchall())
 
-    assert "others" in run(connection, holds.hold(job, token))
+    assert "others" in (run(connection, holds.hold(job, token)) or [])
     assert claimed() == 0
     run(connection, holds.let_go(job, token))
     assert claimed() == 1
@@ -182,7 +182,7 @@ def test_a_lane_that_is_made_while_a_job_holds_the_others_is_held_too(
 def hold(session: Session, job: int, token: int) -> list[str]:
     with session.transaction():
         run(session, holds.lock())
-        return run(session, holds.hold(job, token))
+        return run(session, holds.hold(job, token)) or []
 
 
 async def test_a_holder_that_fails_lets_go(scene: Scene, client: Client, connection: Session) -> None:
@@ -223,14 +223,35 @@ async def test_the_lanes_of_a_lost_lease_are_let_go_by_the_reaper(
     before = opened(connection)
     client.enqueue("hold")
     job, token = claim(connection, "alone")
-    assert "others" in run(connection, holds.hold(job, token))
+    assert "others" in (run(connection, holds.hold(job, token)) or [])
     reaper = Reaper(scene.engine.signals)
     await reaper.run_once(leader)
     assert opened(connection)["others"] is False
     connection.execute("UPDATE kappa.jobs SET lease_until = now() - interval '1 second'")
     await reaper.run_once(leader)
     assert opened(connection) == before
-    assert run(connection, holds.hold(job, token)) == []  # who lost its lease holds nothing
+    assert run(connection, holds.hold(job, token)) is None  # who lost its lease holds nothing
+
+
+async def test_who_has_lost_its_lease_unknowingly_is_refused(scene: Scene, client: Client, connection: Session) -> None:
+    """Its renewal has not told it yet."""
+    crowded = threading.Event()
+
+    def late(ctx: JobContext) -> None:
+        connection.execute("UPDATE kappa.jobs SET lease_token = lease_token + 1000 WHERE id = %s", [ctx.job_id])
+        try:
+            with other_lanes_drained(ctx, scene.engine.database):
+                crowded.set()
+        except LeaseLost:
+            scene.inside.set()
+
+    scene.engine.lane(Lane("late", kinds=("late",)))
+    scene.engine.job("late")(late)
+    scene.engine.install()
+    client.enqueue("late")
+    async with working(scene.engine, WorkerConfig(lead=False, grace=timedelta(0))):
+        await in_thread(scene.inside)
+    assert not crowded.is_set()
 
 
 async def test_the_lanes_of_a_job_that_is_gone_are_let_go(scene: Scene, client: Client, connection: Session) -> None:

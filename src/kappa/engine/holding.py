@@ -50,13 +50,14 @@ def let_go(connection: Connection[Row], ctx: JobContext) -> None:
 
 
 def _hold(connection: Connection[Row], ctx: JobContext) -> list[str]:
+    run(connection, jobs.write_down(*ctx.held))
     with connection.transaction():
         run(connection, holds.lock())
         run(connection, holds.free())
         if (other := run(connection, holds.held_by_another(ctx.job_id))) is not None:
             raise LanesHeld(f"job {other} holds the lanes")
         names = run(connection, holds.hold(*ctx.held))
-    if not names and ctx.lease_lost:
+    if names is None:
         raise LeaseLost(f"the lease of job {ctx.job_id} is lost: it can hold no lanes")
     for name in names:
         # Whoever was in the middle of a claim when the lane was still open has committed it now.

@@ -17,9 +17,9 @@ def lock() -> Op[None]:
     return Op(LOCK, {}, nothing)
 
 
-def hold(job: int, token: int) -> Op[list[str]]:
-    """The lanes that are held from now on."""
-    return Op(HOLD, {"job": job, "token": token}, _names)
+def hold(job: int, token: int) -> Op[list[str] | None]:
+    """The lanes that are held from now on; None if the lease is lost."""
+    return Op(HOLD, {"job": job, "token": token}, lambda rows: rows[0][1] if rows[0][0] else None)
 
 
 def held_by_another(job: int) -> Op[int | None]:

@@ -1,13 +1,16 @@
 -- name: hold
--- Every other lane, for as long as this lease lasts. Nothing if another job holds one, or if it is lost.
+-- Every other lane, for as long as this lease lasts. Nothing if another job holds one, or if the lease is lost.
 WITH mine AS (
     SELECT j.id, j.lease_token, j.lane FROM kappa.jobs AS j
      WHERE j.id = %(job)s::bigint AND j.lease_token = %(token)s::bigint
        AND NOT EXISTS (SELECT FROM kappa.lanes AS h WHERE h.held_by <> j.id)
        FOR UPDATE
+), held AS (
+    UPDATE kappa.lanes AS l SET held_by = m.id, hold_token = m.lease_token, updated_at = now()
+      FROM mine AS m WHERE l.name <> m.lane
+    RETURNING l.name, pg_notify('kappa_lane', l.name)
 )
-UPDATE kappa.lanes AS l SET held_by = m.id, hold_token = m.lease_token, updated_at = now() FROM mine AS m WHERE l.name <> m.lane
-RETURNING l.name, pg_notify('kappa_lane', l.name);
+SELECT EXISTS (SELECT FROM mine), ARRAY(SELECT held.name FROM held ORDER BY held.name);
 
 -- name: lock
 -- Of two jobs that want to hold lanes one is the first.

@@ -38,7 +38,9 @@ UPDATE kappa.lanes
        updated_at = now()
  WHERE name = %(name)s
 RETURNING name, kinds, max_slots, poll_interval_ms, lease_ttl, stale_timeout, enabled, executor, held_by,
-          pg_notify('kappa_wake', name), pg_notify('kappa_lane', name);
+          pg_notify('kappa_wake', name), pg_notify('kappa_lane', name),
+          -- Programs that start, and holds, wait for the row: a client that stops before its commit loses its session.
+          set_config('idle_in_transaction_session_timeout', '5s', true);
 
 -- name: check_kinds
 SELECT kappa.check_kinds();

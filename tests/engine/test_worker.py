@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timedelta
 
@@ -10,7 +11,18 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from kappa.engine import AsyncJobContext, Client, Engine, Executor, JobContext, JobState, Lane, WorkerConfig, waiting
+from kappa.engine import (
+    AsyncJobContext,
+    Client,
+    Engine,
+    Executor,
+    JobContext,
+    JobState,
+    Lane,
+    WorkerConfig,
+    executors,
+    waiting,
+)
 from kappa.engine import worker as worker_module
 from kappa.engine.config import kept_threads
 from kappa.engine.maintenance.services import Promoter, Reaper
@@ -700,6 +712,42 @@ async def test_what_outlasts_the_grace_is_released_and_adopted_at_once(
         await seen(lambda: site.state(made.id) == "scheduled")
         site.open(1)
     assert client.show(made.id).attempt == 1
+
+
+async def test_a_handler_that_swallows_its_cancellation_does_not_keep_the_worker(
+    engine: Engine, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(executors, "CANCEL_AGAIN", 0.01)
+    began, stop = asyncio.Event(), asyncio.Event()
+
+    @engine.job("stubborn")
+    async def stubborn(ctx: AsyncJobContext) -> None:
+        began.set()
+        while not stop.is_set():
+            with suppress(asyncio.CancelledError):
+                await stop.wait()
+
+    lane(engine, LANE, "stubborn")
+    made = client.enqueue("stubborn").id
+    async with working(engine, replace(FOLLOWER, grace=timedelta(0))):
+        await began.wait()
+    stop.set()
+    assert client.show(made).state is JobState.RUNNING
+
+
+async def test_a_worker_ends_though_the_database_does_not_take_its_leases_back(
+    engine: Engine, client: Client, site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_module, "LAST_WRITES", 0.1)
+    place(engine, Executor.ASYNC, "hold")
+    site.shut(1)
+    made = client.enqueue("hold", site.task(gate=1)).id
+    with psycopg.connect(site.url) as other:
+        async with working(engine, replace(FOLLOWER, grace=timedelta(0))):
+            await asyncio.to_thread(site.until_said, "began 1")
+            await seen(lambda: client.show(made).attempt == 1)
+            other.execute("LOCK TABLE kappa.lane_kinds IN ACCESS EXCLUSIVE MODE")  # a release reads it
+    assert site.owner(made) is not None
 
 
 WAITS = "SELECT 1 FROM pg_stat_activity WHERE wait_event = 'advisory' AND datname = current_database()"

@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 CANCEL_AGAIN = 1.0
 """Seconds that a handler on the loop has to end, each time that it is cancelled."""
 CANCELS = 10
-"""How often a handler is cancelled that goes on after its time was up."""
+"""How often a handler is cancelled that goes on all the same."""
 
 
 class SharedTasks:
@@ -106,9 +106,10 @@ class Executors:
         """Until everything that was started has a task."""
         await self._tasks.begun()
 
-    async def stopped(self) -> None:
-        """Until everything whose time was up has ended, or is given up."""
-        await asyncio.gather(*self._stopping)
+    async def cancel_all(self) -> None:
+        """Cancel whatever runs. Returns when all of it has ended, or is given up."""
+        left = [(running, running.task) for running in self._desk.running if running.task is not None]
+        await asyncio.gather(*self._stopping, *(self._cancel(*attempt, even_ending=True) for attempt in left))
 
     async def _on_loop(self, running: Running) -> None:
         if running.stopped:  # before it had its turn
@@ -186,9 +187,9 @@ class Executors:
         if not running.finished:
             self._desk.settle(running, outcome(running))
 
-    async def _cancel(self, running: Running, task: "asyncio.Task[None]") -> None:
+    async def _cancel(self, running: Running, task: "asyncio.Task[None]", *, even_ending: bool = False) -> None:
         for _ in range(CANCELS):
-            if not running.ending:
+            if even_ending or not running.ending:
                 task.cancel()
             if (await asyncio.wait([task], timeout=CANCEL_AGAIN))[0]:
                 return

@@ -161,10 +161,11 @@ class WorkerOffice:
         async with _slot(running):
             if running.waiting:
                 return
+            # Before it is: a handler that is cancelled while the reply is on its way has to reacquire the slot.
+            running.waiting = True
             if not await self._of_row(running, jobs.release_slot(*running.held)):
                 running.lost = True
             self._refuse_if_lost(running)
-            running.waiting = True
             self.slot_given_up.set()
 
     async def _reacquire_slot(self, running: Running) -> None:

@@ -49,7 +49,8 @@ CORE_CONNECTIONS = 5
 LAST_CLAIM = 1.0
 """How long a worker that ends waits at least for a claim that is under way."""
 LAST_WRITES = 10.0
-"""How long a worker that ends tries to write the outcomes it still has."""
+"""How long a worker that ends tries to write the outcomes it still has, then to release its leases, then to say that it
+has gone."""
 LONGEST_WAIT = 3600.0
 FIND_LANES_EVERY = 60.0
 """How often lanes are looked for that were made or given a kind without a word, by plain SQL."""
@@ -388,23 +389,21 @@ class Worker:
                 if attempts := self._attempts():
                     await asyncio.wait(attempts)
         await end([lanes_task])  # while the desk still writes: what a claim would have taken along is handed in there
-        with suppress(TimeoutError):  # a database that is away may stay away: leases run out without us
+        # A database that is away may stay away: leases run out without us.
+        with suppress(TimeoutError):
             async with asyncio.timeout(LAST_WRITES):
                 await self._desk.empty()
-        with suppress(psycopg.OperationalError, PgError):
-            await self._desk.release()
-        left = self._attempts()
-        for task in left:
-            task.cancel()
-        await asyncio.gather(*left, return_exceptions=True)
-        await self._executors.stopped()
+        with suppress(TimeoutError, psycopg.OperationalError, PgError):
+            async with asyncio.timeout(LAST_WRITES):
+                await self._desk.release()
+        await self._executors.cancel_all()
 
     def _attempts(self) -> "list[asyncio.Task[None]]":
         return [running.task for running in self._desk.running if running.task is not None]
 
     async def _leave(self) -> None:
-        with suppress(psycopg.OperationalError, PgError):
-            async with self._pool.connection() as connection:
+        with suppress(TimeoutError, psycopg.OperationalError, PgError):
+            async with asyncio.timeout(LAST_WRITES), self._pool.connection() as connection:
                 await run_async(connection, lanes.leave(self.owner))
 
 

@@ -37,8 +37,6 @@ after an error, and connects again a second after its connection broke; a lane t
 and the reaper's round after it, are over."""
 ROWS_SHOWN = 40
 NO_SPACE = os.strerror(errno.ENOSPC)
-PARENT = "parent"
-"""How the names of kinds end that have children."""
 LOST = "lost"
 """What the engine says of attempts whose worker is gone."""
 LEADERLESS_AFTER = 2
@@ -535,9 +533,6 @@ def _lost_for_a_reason(story: Story, orphaned: Write) -> bool:
     last = until - story.record.lease
     end = min(until, orphaned.begun)
     if any(lock.job == orphaned.job and lock.begin < end and lock.end > last for lock in story.record.row_locks):
-        return True
-    # A parent has its own row locked while it spawns. If its loop is blocked then, its lease can't be renewed.
-    if orphaned.kind.endswith(PARENT) and story.health.was_blocked(orphaned.before.owner, last, orphaned.committed):
         return True
     return story.health.connected(orphaned.before.owner, last, end) < story.record.lease / 2
 

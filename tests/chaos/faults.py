@@ -69,16 +69,18 @@ HELD_WITHIN = 2.0
 UNUSED = {
     "need", "need_the_same", "approve", "auto_approve", "ask_for_approval", "prioritise", "declare_lane", "edit_lane",
     "check_kinds", "put_schedule", "declare_schedule", "drop_schedule", "keep_referred", "make_partitions",
-    "delete_expired", "lock_expired", "lock_lanes", "fail_schedule", "keep", "expire", "bury", "lane_of_kind", "lead",
-    "forget_fleet", "read_workers", "forget_sleepers", "forget_workers", "stop_leading",
+    "delete_expired", "lock_expired", "lock_lanes", "fail_schedule", "keep", "expire", "bury", "lane_of_kind",
+    "forget_fleet", "read_workers", "forget_sleepers", "forget_workers",
 }  # fmt: skip
 """Blocks of the engine's SQL that no worker or client of a run has a use for, or only every few minutes."""
 CHOICES = 3
 """Statements of which the first that comes is taken: some are rare."""
 WRITES = re.compile(rb"\b(INSERT|UPDATE|DELETE|COPY|FOR UPDATE|pg_advisory\w+|kappa\.\w+\()")
+_MODULES = (jobs, lanes, holds, maintenance, leadership)
+assert set().union(*(module.sql for module in _MODULES)) >= UNUSED, "a statement that isn't there can't be unused"
 STATEMENTS = {
     f"{query.source.stem}.{name}": query
-    for module in (jobs, lanes, holds, maintenance, leadership)
+    for module in _MODULES
     for name, query in sorted(module.sql.items())
     if name not in UNUSED and WRITES.search(query.sql)
 }

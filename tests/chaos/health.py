@@ -70,7 +70,6 @@ class Health:
     def __init__(self, record: Record) -> None:
         everybody = [(outage.begin, outage.end) for outage in record.outages if outage.who == SERVER]
         self._connected: dict[str, list[Span]] = {}
-        self._blocked: dict[str, list[Span]] = {}
         self._claimers: list[tuple[WorkerLife, list[Span]]] = []
         self._ready: dict[str, list[Span]] = {}
         leads: list[Span] = []
@@ -79,7 +78,6 @@ class Health:
             connected = without([(life.begin, life.end or END)], holes + everybody)
             self._connected[life.owner] = connected
             blocked = [(block.begin, block.end) for block in record.blocks if block.owner == life.owner]
-            self._blocked[life.owner] = union(blocked)
             self._claimers.append((life, without(connected, blocked)))
             if life.leads:
                 leads += without(connected, blocked)
@@ -99,7 +97,3 @@ class Health:
     def connected(self, owner: str | None, begin: datetime, end: datetime) -> timedelta:
         """The longest time between these instants in which a worker could renew its leases, its loop blocked or not."""
         return max(within(self._connected.get(owner or "", []), begin, end), default=timedelta())
-
-    def was_blocked(self, owner: str | None, begin: datetime, end: datetime) -> bool:
-        """Whether its event loop was, at any time between these instants."""
-        return bool(within(self._blocked.get(owner or "", []), begin, end))

@@ -215,40 +215,33 @@ class Cron:
 
     async def run_once(self, connection: AsyncConnection[Row], now: datetime | None = None) -> float | None:
         for schedule, at, since in await run_async(connection, maintenance.due_schedules(now)):
-            await self._fire(connection, schedule, at, since, now)
+            first = schedule.next_at
+            try:
+                if first is None:  # new, or changed
+                    first = next_due(schedule.cron, schedule.timezone, since)
+                if first <= at:
+                    await self._fire(connection, schedule, since, first, now)
+                else:
+                    async with connection.transaction():
+                        if await run_async(connection, maintenance.lock_due_schedule(schedule, since, now)):
+                            await run_async(connection, maintenance.advance_schedule(schedule.name, first))
+            except (psycopg.OperationalError, TermOver):
+                raise
+            except Exception as error:
+                # Payload types and `needed` run code of others: what it raises is the failure of this schedule only.
+                delay = attempt.backoff(schedule.failures + 1)
+                log.error("schedule %s did not fire, next try in %.0f s", schedule.name, delay, exc_info=error)
+                said = str(error) if isinstance(error, EngineError) else f"{type(error).__name__}: {error}"
+                await run_async(connection, maintenance.fail_schedule(schedule.name, since, said, delay, now))
         return await run_async(connection, maintenance.next_schedule(now))
 
     async def _fire(
-        self, connection: AsyncConnection[Row], schedule: Schedule, at: datetime, since: datetime, now: datetime | None
-    ) -> None:
-        try:
-            first = schedule.next_at or next_due(schedule.cron, schedule.timezone, since)
-            upcoming = next_due(schedule.cron, schedule.timezone, at)
-            due = last_due(schedule.cron, schedule.timezone, first, at) if first <= at else None
-            if due is None:  # new, or changed: nothing was due yet
-                await self._advance(connection, schedule, since, first)
-            elif schedule.missed == "skip" and at - due > LATE:
-                await self._advance(connection, schedule, since, upcoming)
-            else:
-                await self._enqueue(connection, schedule, since, due, upcoming)
-        except (psycopg.OperationalError, TermOver):
-            raise
-        except Exception as error:
-            # Payload types and `needed` run code of others: whatever it raises is the failure of this schedule only.
-            delay = attempt.backoff(schedule.failures + 1)
-            log.error("schedule %s did not fire, next try in %.0f s", schedule.name, delay, exc_info=error)
-            said = str(error) if isinstance(error, EngineError) else f"{type(error).__name__}: {error}"
-            await run_async(connection, maintenance.fail_schedule(schedule.name, since, said, delay, now))
-
-    async def _advance(
-        self, connection: AsyncConnection[Row], schedule: Schedule, since: datetime, upcoming: datetime
-    ) -> None:
-        async with connection.transaction():
-            if await run_async(connection, maintenance.lock_due_schedule(schedule, since)):
-                await run_async(connection, maintenance.advance_schedule(schedule.name, upcoming))
-
-    async def _enqueue(
-        self, connection: AsyncConnection[Row], schedule: Schedule, since: datetime, due: datetime, upcoming: datetime
+        self,
+        connection: AsyncConnection[Row],
+        schedule: Schedule,
+        since: datetime,
+        first: datetime,
+        now: datetime | None,
     ) -> None:
         handler = self._registry.find(schedule.kind)
         text = self._registry.dump_payload(schedule.kind, schedule.payload)
@@ -267,7 +260,13 @@ class Cron:
         )
         job: int | None = None
         async with connection.transaction():
-            if not await run_async(connection, maintenance.lock_due_schedule(schedule, since)):
+            at = await run_async(connection, maintenance.lock_due_schedule(schedule, since, now))
+            if at is None:
+                return
+            due = last_due(schedule.cron, schedule.timezone, first, at)
+            upcoming = next_due(schedule.cron, schedule.timezone, at)
+            if schedule.missed == "skip" and at - due > LATE:
+                await run_async(connection, maintenance.advance_schedule(schedule.name, upcoming))
                 return
             if needed is None or await run_async(connection, needed):
                 job = await run_async(connection, jobs.enqueue(new))

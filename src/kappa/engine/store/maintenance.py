@@ -115,9 +115,10 @@ def due_schedules(now: datetime | None = None) -> Op[list[tuple[Schedule, dateti
     return Op(DUE_SCHEDULES, {"now": now}, lambda rows: [(_schedule(row), row[14], row[15]) for row in rows])
 
 
-def lock_due_schedule(schedule: Schedule, since: datetime) -> Op[bool]:
-    """Whether it is as it was read, and locked now."""
-    return Op(LOCK_DUE_SCHEDULE, {"name": schedule.name, "since": since, "next_at": schedule.next_at}, bool)
+def lock_due_schedule(schedule: Schedule, since: datetime, now: datetime | None = None) -> Op[datetime | None]:
+    """Lock a schedule that was read as due and give the database's time. None if it is not as it was read."""
+    params = {"name": schedule.name, "since": since, "next_at": schedule.next_at, "now": now}
+    return Op(LOCK_DUE_SCHEDULE, params, _first)
 
 
 def next_schedule(now: datetime | None = None) -> Op[float | None]:

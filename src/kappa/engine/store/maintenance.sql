@@ -141,7 +141,7 @@ SELECT name, cron, timezone, kind, payload, priority, enabled, missed, next_at, 
 
 -- name: lock_due_schedule
 -- Nothing if it was edited or has fired since it was read, or if somebody edits it now.
-SELECT 1 FROM kappa.schedules
+SELECT coalesce(%(now)s::timestamptz, now()) FROM kappa.schedules
  WHERE name = %(name)s AND enabled AND since = %(since)s AND next_at IS NOT DISTINCT FROM %(next_at)s::timestamptz
    FOR UPDATE SKIP LOCKED;
 

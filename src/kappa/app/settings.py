@@ -137,6 +137,25 @@ class Settings(BaseSettings):
     chunk_least: int = Field(default=800, ge=1, description="Words that it has at least")
     chunk_most: int = Field(default=1500, ge=1, description="Words that it has at most")
     chunk_overlap: int = Field(default=200, ge=0, description="Words that it repeats of the chunk before it")
+    reading_memory_mb: int = Field(
+        default=512,
+        ge=64,
+        le=65_536,
+        description="Megabytes that reading one document may take, beside the document; one that needs more is refused",
+    )
+    reading_ocr_memory_mb: int = Field(
+        default=2048, ge=64, le=65_536, description="The same for a document with pages that OCR reads"
+    )
+    reading_seconds: int = Field(
+        default=60,
+        ge=1,
+        le=86_400,
+        description="Seconds of processor time that reading one document may take, and again each page that OCR reads; "
+        "four times that by the clock",
+    )
+    reading_processes: int = Field(
+        default=2, ge=1, le=64, description="Documents that the API reads at once, and each worker beside it"
+    )
     max_concurrent_threads: int = Field(
         default=32, ge=1, le=1000, description="Threads that all jobs of a worker may start beside those they run in"
     )

@@ -61,6 +61,7 @@ STATUS: tuple[tuple[type[Exception], int, str], ...] = (
     (reading.EncryptedDocument, 422, "encrypted_document"),
     (reading.EmptyDocument, 422, "empty_document"),
     (reading.ReadError, 422, "unreadable_document"),
+    (reading.ReaderUnavailable, 503, "reader_unavailable"),
     (app.Throttled, 429, "throttled"),
     (app.NotInstalled, 501, "not_installed"),
     (graph.MissingExtra, 501, "not_installed"),

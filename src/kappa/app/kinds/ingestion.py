@@ -155,7 +155,7 @@ def _planned(
 ) -> "tuple[Planned, tuple[str, ...]]":
     """Read the file, and store the document with its plan; what its reader has to say of it."""
     from kappa.graph import NewDocument
-    from kappa.graph.ingest.read import ReadError, read
+    from kappa.graph.ingest.read import ReadError
     from kappa.graph.store import uploads
 
     with shop.graph.transaction() as connection:
@@ -168,7 +168,10 @@ def _planned(
         ctx.progress(0, upload.chunks, f"page {done} of {total} read")
 
     try:
-        found = read(data, upload.name, on_part=each, see=_seeing(shop, asked, upload))
+        found = shop.readers.read(
+            data, upload.name, on_part=each, see=_seeing(shop, asked, upload), ocr=upload.ocr_pages > 0,
+            check=ctx.raise_if_cancelled,
+        )  # fmt: skip
     except (ReadError, MissingExtra) as fault:
         raise JobFailed(str(fault), retry=False) from fault
     document = NewDocument(asked.name or upload.name, found.text, found.media_type, data)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from kappa.graph.ingest.chunk import ChunkRule
     from kappa.graph.ingest.embedding import Embedder
     from kappa.graph.ingest.extraction import Extractor
+    from kappa.graph.ingest.reader_pool import ReaderPool
 
 
 def _free(settings: Settings, tokens_in: int, tokens_out: int) -> Decimal | None:
@@ -90,6 +91,20 @@ def check_names(settings: Settings) -> None:
 def open_embedder(settings: Settings) -> "Embedder":
     check_names(settings)
     return EMBEDDERS[settings.embedder](settings)
+
+
+def open_readers(settings: Settings) -> "ReaderPool":
+    """The processes that documents are read in; the first document starts them."""
+    from kappa.graph.ingest.reader_pool import ProcessLimits, ReaderPool
+
+    return ReaderPool(
+        ProcessLimits(
+            memory_mb=settings.reading_memory_mb,
+            ocr_memory_mb=settings.reading_ocr_memory_mb,
+            seconds=settings.reading_seconds,
+            processes=settings.reading_processes,
+        )
+    )
 
 
 def chunk_rule(settings: Settings) -> "ChunkRule":

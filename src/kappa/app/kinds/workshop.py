@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from kappa.graph.ingest.embedding import Embedder
     from kappa.graph.ingest.extraction import Extractor
     from kappa.graph.ingest.pipeline import Pipeline
+    from kappa.graph.ingest.reader_pool import ReaderPool
 
 
 class Workshop:
@@ -26,6 +27,7 @@ class Workshop:
         self._embedder: Embedder | None = None
         self._pipeline: Pipeline | None = None
         self._extractors: dict[str, Extractor] = {}
+        self._readers: ReaderPool | None = None
 
     @property
     def graph(self) -> "Graph":
@@ -60,6 +62,14 @@ class Workshop:
                 self._pipeline = Pipeline(self.graph.transaction, self.embedder)
             return self._pipeline
 
+    @property
+    def readers(self) -> "ReaderPool":
+        """The processes that documents are read in."""
+        with self._lock:
+            if self._readers is None:
+                self._readers = models.open_readers(self.settings)
+            return self._readers
+
     def extractor(self, provider: str | None) -> "Extractor":
         """The provider of this name, or the one that the settings say."""
         name = provider or self.settings.provider
@@ -70,6 +80,9 @@ class Workshop:
 
     def close(self) -> None:
         with self._lock:
+            if self._readers is not None:
+                self._readers.close()
+                self._readers = None
             for extractor in self._extractors.values():
                 if isinstance(extractor, ModelExtractor):  # which has connections
                     extractor.close()

@@ -6,8 +6,9 @@ along the way.
 """
 
 import asyncio
+import threading
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from decimal import Decimal
 from pathlib import Path
@@ -31,6 +32,7 @@ from kappa.pg.queries import Row
 if TYPE_CHECKING:
     from kappa.graph import Graph
     from kappa.graph.ingest.intake import Taken
+    from kappa.graph.ingest.reader_pool import ReaderPool
     from kappa.graph.store.uploads import Upload
 
 sql = queries.beside(__file__)
@@ -38,7 +40,6 @@ LOCK_SUBMISSIONS = sql["lock_submissions"]
 
 LIVE = tuple(state for state in JobState if not state.terminal)
 PAGE = 500
-READERS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,30 +118,44 @@ class Ingestions:
         self._client = client
         self._graph = graph
         self._settings = settings
-        # Reading takes seconds, and keeps a core busy: never many at once, and never in the threads of others.
-        self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="kappa intake")
+        # A file waits here for its reader, which takes seconds: never many at once, and never in the threads of others.
+        self._threads = ThreadPoolExecutor(settings.reading_processes, thread_name_prefix="kappa intake")
+        self._readers: ReaderPool | None = None
+        self._opening = threading.Lock()
 
     async def upload(self, who: Principal, name: str, path: Path) -> Uploaded:
-        """Keep a file for submission. It is read here, but for what needs OCR; the file itself may go afterwards.
+        """Keep a file for submission. It is read, but for what needs OCR; the file itself may go afterwards.
 
-        Raises a `ReadError` (unknown format, broken, encrypted, empty, too large) or a `MissingExtra`.
+        Raises a `ReadError` (unknown format, broken, encrypted, empty, too large), a `MissingExtra`, or a
+        `ReaderUnavailable`.
         """
         graph = self._graph.here()
         if not name.strip():
             raise Refused("a file needs a name")
 
+        gone = threading.Event()
+
+        def check() -> None:
+            if gone.is_set():
+                raise CancelledError
+
         def take() -> "Taken":
             from kappa.graph.ingest import intake
             from kappa.graph.store import uploads
 
+            check()
             intake.check_size(path.stat().st_size, name)
             data = path.read_bytes()
-            taken = intake.take_in(data, name, who.name, rule=models.chunk_rule(self._settings))
+            counted = self._pool().count(data, name, rule=models.chunk_rule(self._settings), check=check)
+            taken = intake.take_in(data, name, who.name, counted=counted)
             with graph.transaction() as connection:
                 uploads.add(connection, taken.upload, data, intake.KEEP)
             return taken
 
-        taken = await asyncio.wrap_future(self._readers.submit(take))
+        try:
+            taken = await asyncio.wrap_future(self._threads.submit(take))
+        finally:
+            gone.set()  # whoever is cancelled here leaves no reader behind
         upload = taken.upload
         return Uploaded(
             upload.key, upload.name, upload.sha256.hex(), upload.size, upload.media_type,
@@ -213,7 +228,16 @@ class Ingestions:
         return Submitted(made.id, job.state, estimate, tuple(duplicates))
 
     def close(self) -> None:
-        self._readers.shutdown(cancel_futures=True)
+        with self._opening:
+            if self._readers is not None:
+                self._readers.close()
+        self._threads.shutdown(cancel_futures=True)
+
+    def _pool(self) -> "ReaderPool":
+        with self._opening:
+            if self._readers is None:
+                self._readers = models.open_readers(self._settings)
+            return self._readers
 
     async def _find(self, who: Principal, keys: Sequence[UUID]) -> "list[Upload]":
         """The uploads, each once, kept for another while."""

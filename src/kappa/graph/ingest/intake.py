@@ -33,6 +33,18 @@ Price = Callable[[int, int], Decimal | None]
 
 
 @dataclass(frozen=True, slots=True)
+class Counted:
+    """What there is in a file."""
+
+    media_type: str
+    words: int
+    chunks: int
+    ocr_pages: int
+    warnings: tuple[str, ...]
+    """What its reader has to say, each in one line."""
+
+
+@dataclass(frozen=True, slots=True)
 class Taken:
     """A file as it is kept, and what its reader has to say, each in one line."""
 
@@ -62,9 +74,26 @@ def check_size(size: int, name: str, limits: Limits | None = None) -> None:
 
 
 def take_in(
-    data: bytes, name: str, owner: str, *, limits: Limits | None = None, rule: ChunkRule | None = None
+    data: bytes,
+    name: str,
+    owner: str,
+    *,
+    limits: Limits | None = None,
+    rule: ChunkRule | None = None,
+    counted: Counted | None = None,
 ) -> Taken:
-    """Look at a file; a `ReadError` says what is wrong with it."""
+    """Look at a file, unless somebody has `counted` it; a `ReadError` says what is wrong with it."""
+    counted = counted or count(data, name, limits=limits, rule=rule)
+    digest = content_hash(data)
+    upload = Upload(
+        upload_key(owner, name, digest), owner, name, digest, len(data), counted.media_type, counted.words,
+        counted.chunks, counted.ocr_pages,
+    )  # fmt: skip
+    return Taken(upload, counted.warnings)
+
+
+def count(data: bytes, name: str, *, limits: Limits | None = None, rule: ChunkRule | None = None) -> Counted:
+    """Look at a file, in this process; a `ReadError` says what is wrong with it."""
     rule = rule or ChunkRule()
     found = survey(data, name, limits)
     spans = chunk(found.text, rule)
@@ -79,12 +108,7 @@ def take_in(
         warnings.append(f"{found.ocr_pages}{of} {pages} no text: the job reads them, and the estimate guesses at them")
     if found.marks_kept:
         warnings.append("it is so long that its Markdown is taken as plain text, marks and all")
-    digest = content_hash(data)
-    upload = Upload(
-        upload_key(owner, name, digest), owner, name, digest, len(data), found.media_type, words, chunks,
-        found.ocr_pages,
-    )  # fmt: skip
-    return Taken(upload, tuple(warnings))
+    return Counted(found.media_type, words, chunks, found.ocr_pages, tuple(warnings))
 
 
 def estimate(uploads: list[Upload], price: Price, *, sees: bool = False) -> Estimate:

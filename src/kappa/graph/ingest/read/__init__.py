@@ -20,13 +20,15 @@ from kappa.graph.ingest.read.errors import (
     EmptyDocument,
     EncryptedDocument,
     ReadError,
+    ReaderUnavailable,
     UnknownFormat,
 )
 from kappa.graph.ingest.read.html import html_text
 from kappa.graph.ingest.read.image import image_pages, image_parts
 from kappa.graph.ingest.read.limits import Limits
 from kappa.graph.ingest.read.markdown import markdown_text
-from kappa.graph.ingest.read.parts import About, Part, See
+from kappa.graph.ingest.read.ocr import picture_text
+from kappa.graph.ingest.read.parts import About, Ocr, Part, See
 from kappa.graph.ingest.read.pdf import pdf_parts
 
 __all__ = [
@@ -37,6 +39,7 @@ __all__ = [
     "Limits",
     "ReadDocument",
     "ReadError",
+    "ReaderUnavailable",
     "Survey",
     "UnknownFormat",
     "read",
@@ -69,17 +72,18 @@ def read(
     limits: Limits | None = None,
     on_part: Callable[[int, int], None] | None = None,
     see: See | None = None,
+    ocr: Ocr | None = None,
 ) -> ReadDocument:
-    """The text of a document.
+    """The text of a document, read in this process: for documents of strangers there is `reader_pool`.
 
     `on_part(done, total)` is called after each page or part; what it raises ends the reading. The name stands in
     messages, and helps to tell Markdown from other texts. A picture is read by `see`, if it is given; what that raises
-    ends the reading, but for a `BadExtraction`, after which OCR reads the page.
+    ends the reading, but for a `BadExtraction`, after which OCR reads the page. `ocr` reads pages in place of ours.
     """
     limits = limits or Limits()
     with _named(name):
         found = _detected(data, name, limits)
-        about, text, pages = _text_of(data, found, limits, on_part, see)
+        about, text, pages = _text_of(data, found, limits, on_part, see, ocr)
         if not text.strip():
             raise EmptyDocument("there is no text in it")
     return ReadDocument(
@@ -144,8 +148,9 @@ def _text_of(
     limits: Limits,
     on_part: Callable[[int, int], None] | None = None,
     see: See | None = None,
+    ocr: Ocr | None = None,
 ) -> tuple[About, str, tuple[int, ...]]:
-    about = About(found.media_type, see=see)
+    about = About(found.media_type, ocr or picture_text, see=see)
     texts: list[str] = []
     size = 0
     with closing(_parts(data, found, limits, about)) as parts:
@@ -177,7 +182,7 @@ def _guarded(step: Callable[[], _T]) -> _T:
     """Libraries raise what they like on bytes that they don't expect; that is a broken document, and nothing else."""
     try:
         return step()
-    except GraphError:  # of a reader, or of a model that sees
+    except (GraphError, MemoryError):  # of a reader, or of a model that sees; or too much for this process
         raise
     except Exception as fault:
         raise BrokenDocument(f"it is damaged, and can't be read ({type(fault).__name__})") from fault

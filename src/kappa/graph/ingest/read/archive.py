@@ -22,6 +22,8 @@ class Archive:
             raise DocumentTooLarge(f"there are more than {limits.entries:,} files packed into it")
         try:
             self._zip = zipfile.ZipFile(io.BytesIO(data))
+        except MemoryError:
+            raise
         except Exception as fault:
             raise BrokenDocument("its zip container is damaged or cut off") from fault
         self._limits = limits
@@ -55,7 +57,7 @@ class Archive:
                     if self._left < 0:
                         raise DocumentTooLarge(f"it unpacks to more than {self._limits.unpacked:,} bytes")
                     yield piece
-        except (DocumentTooLarge, GeneratorExit):
+        except (DocumentTooLarge, GeneratorExit, MemoryError):
             raise
         except Exception as fault:
             raise BrokenDocument(f"{name!r} in it is damaged") from fault

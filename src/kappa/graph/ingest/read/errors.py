@@ -8,7 +8,8 @@ GraphError
     ├── EmptyDocument        there is no text in it
     └── DocumentTooLarge     over one of the limits
 
-A format whose library is not installed is a `MissingExtra`: it says nothing of the document.
+A format whose library is not installed is a `MissingExtra`, and where there is no process to read in, that is a
+`ReaderUnavailable`: neither says anything of the document.
 """
 
 from kappa.graph.errors import GraphError
@@ -16,6 +17,10 @@ from kappa.graph.errors import GraphError
 
 class ReadError(GraphError):
     """A document that can't be read."""
+
+
+class ReaderUnavailable(GraphError):
+    """There is no process to read documents in, for now."""
 
 
 class UnknownFormat(ReadError):

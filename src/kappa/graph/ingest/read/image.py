@@ -11,7 +11,6 @@ from kappa.graph.errors import MissingExtra
 from kappa.graph.ingest.extraction import BadExtraction
 from kappa.graph.ingest.read.errors import DocumentTooLarge
 from kappa.graph.ingest.read.limits import Limits
-from kappa.graph.ingest.read.ocr import picture_text
 from kappa.graph.ingest.read.parts import About, Part
 
 if TYPE_CHECKING:
@@ -48,9 +47,14 @@ def image_parts(data: bytes, limits: Limits, about: About) -> Iterator[Part]:
         for number in range(frames):
             image.seek(number)
             _check_points(image, limits)
-            upright = ImageOps.exif_transpose(image).convert("RGBA")
-            page = Image.new("RGB", upright.size, "white")
-            page.paste(upright, mask=upright.getchannel("A"))
+            page = ImageOps.exif_transpose(image)
+            if page.has_transparency_data:
+                upright = page.convert("RGBA")
+                page = Image.new("RGB", upright.size, "white")
+                page.paste(upright, mask=upright.getchannel("A"))
+                del upright
+            elif page.mode != "RGB":
+                page = page.convert("RGB")
             yield Part(_said(page, about, number + 1), number + 1, frames)
 
 
@@ -63,7 +67,7 @@ def _said(page: "Image.Image", about: About, number: int) -> str:
     import numpy as np
 
     about.ocr_pages += 1
-    return picture_text(np.ascontiguousarray(np.asarray(page)[:, :, ::-1]))
+    return about.ocr(np.ascontiguousarray(np.asarray(page)[:, :, ::-1]))
 
 
 def _sent(page: "Image.Image") -> tuple[bytes, str]:

@@ -10,10 +10,7 @@ from typing import TYPE_CHECKING, Any
 from kappa.graph.errors import MissingExtra
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    Picture = NDArray[np.uint8]
+    from kappa.graph.ingest.read.parts import Picture
 
 _one_at_a_time = threading.Lock()
 

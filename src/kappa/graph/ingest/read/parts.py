@@ -2,10 +2,19 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Picture = NDArray[np.uint8]
 
 See = Callable[[bytes, str], str]
 """A model that looks at a picture (bytes, media type) and writes down what it says."""
+
+Ocr = Callable[["Picture"], str]
+"""What reads the text of a picture where no model does."""
 
 
 class Part(NamedTuple):
@@ -21,6 +30,7 @@ class About:
     """What a reader finds out about the document on its way."""
 
     media_type: str
+    ocr: Ocr
     title: str = ""
     paged: bool = False
     """Whether the parts are pages that people would quote by number."""

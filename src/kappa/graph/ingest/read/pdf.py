@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Any
 from kappa.graph.errors import MissingExtra
 from kappa.graph.ingest.read.errors import BrokenDocument, DocumentTooLarge, EncryptedDocument
 from kappa.graph.ingest.read.limits import Limits
-from kappa.graph.ingest.read.ocr import picture_text
 from kappa.graph.ingest.read.parts import About, Part
 
 if TYPE_CHECKING:
-    from kappa.graph.ingest.read.ocr import Picture
+    from kappa.graph.ingest.read.parts import Picture
 
 _pdfium = threading.Lock()
 _DPI = 200
@@ -55,7 +54,7 @@ def pdf_parts(data: bytes, limits: Limits, about: About) -> Iterator[Part]:
                     raise DocumentTooLarge(
                         f"it has more than {limits.ocr_pages:,} pages without text, and no more are read by OCR"
                     )
-                text = picture_text(picture)
+                text = about.ocr(picture)
             yield Part(text, number + 1, total)
     finally:
         with _pdfium:

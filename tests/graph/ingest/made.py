@@ -2,6 +2,7 @@
 
 import io
 import zipfile
+import zlib
 from collections.abc import Mapping, Sequence
 
 from PIL import Image, ImageDraw, ImageFont
@@ -30,6 +31,29 @@ def pdf(pages: Sequence[Sequence[str]], title: str = "", extra: Mapping[str, byt
         )
         objects.append(b"<< /Length %d >>\nstream\n%b\nendstream" % (len(content), content))
     objects.append(b"<< /Title (%b) >>" % _escaped(title))
+    more = b" ".join(b"/%b %b" % (key.encode(), value) for key, value in (extra or {}).items())
+    return _with_places(objects, b"/Info %d 0 R %b" % (len(objects), more))
+
+
+def hostile_pdf(times: int, megabytes: int = 100) -> bytes:
+    """A kilobyte that says to show a stream of so many blanks, packed three times over, so many times."""
+    packing = zlib.compressobj(9)
+    stream = b"".join(packing.compress(bytes(1 << 20)) for _ in range(megabytes)) + packing.flush()
+    for _ in range(2):
+        stream = zlib.compress(stream, 9)
+    return _with_places(
+        [
+            b"<< /Type /Catalog /Pages 2 0 R >>",
+            b"<< /Type /Pages /Kids [3 0 R] /Count 1 >>",
+            b"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 595 842] /Contents [%b] >>" % b" ".join([b"4 0 R"] * times),
+            b"<< /Length %d /Filter [%b] >>\nstream\n%b\nendstream"
+            % (len(stream), b" ".join([b"/FlateDecode"] * 3), stream),
+        ]
+    )
+
+
+def _with_places(objects: Sequence[bytes], trailer: bytes = b"") -> bytes:
+    """A PDF of these objects; the first is its root."""
     out = bytearray(b"%PDF-1.4\n")
     places: list[int] = []
     for number, body in enumerate(objects, 1):
@@ -38,8 +62,7 @@ def pdf(pages: Sequence[Sequence[str]], title: str = "", extra: Mapping[str, byt
     at = len(out)
     out += b"xref\n0 %d\n0000000000 65535 f \n" % (len(objects) + 1)
     out += b"".join(b"%010d 00000 n \n" % place for place in places)
-    more = b" ".join(b"/%b %b" % (key.encode(), value) for key, value in (extra or {}).items())
-    out += b"trailer\n<< /Size %d /Root 1 0 R /Info %d 0 R %b >>\n" % (len(objects) + 1, len(objects), more)
+    out += b"trailer\n<< /Size %d /Root 1 0 R %b >>\n" % (len(objects) + 1, trailer)
     return bytes(out + b"startxref\n%d\n%%%%EOF\n" % at)
 
 

@@ -120,10 +120,12 @@ class ReaderPool:
     ) -> ReadDocument:
         """As `read.read`, in a child process. A document that needs no `ocr` has less memory."""
         limits = limits or Limits()
-        memory = self.limits.ocr_memory_mb if ocr else self.limits.memory_mb
-        request = {"do": "read", "parts": on_part is not None, "sees": see is not None, "memory_mb": memory}
+        request = {"do": "read", "parts": on_part is not None, "sees": see is not None}
+        request |= {"memory_mb": self.limits.ocr_memory_mb if ocr else self.limits.memory_mb}
         with self._reading(name, check) as reading:
             reading.on_part, reading.see, reading.ocr = on_part, see, self._ocr
+            if ocr:
+                reading.memory_setting = "KAPPA_READING_OCR_MEMORY_MB"
             match reading.run(request, data, limits, max(4 * limits.characters, MAX_PICTURE)):
                 case (
                     {
@@ -228,6 +230,7 @@ class _Reading:
         self.on_part: Callable[[int, int], None] | None = None
         self.see: See | None = None
         self.ocr: threading.Lock | None = None
+        self.memory_setting = "KAPPA_READING_MEMORY_MB"
         self._work = work
         self._status = status
         self._file_name = name[-MAX_NAME:]  # whose end may say that it is Markdown
@@ -248,15 +251,8 @@ class _Reading:
             self._receive(0)
             self._begun = True
             self._ends = time.monotonic() + WALL * self._limits.seconds
-            self._send(
-                request
-                | {
-                    "name": self._file_name,
-                    "bytes": len(data),
-                    "limits": asdict(limits),
-                    "seconds": self._limits.seconds,
-                }
-            )
+            more = {"name": self._file_name, "bytes": len(data), "limits": asdict(limits)}
+            self._send(request | more | {"seconds": self._limits.seconds})
             self._send({}, data)
             return self._converse(limits, max_blob)
         except _ReaderEnded:
@@ -385,6 +381,11 @@ class _Reading:
             return errors.ReaderUnavailable(
                 f"{self._name} was not read: its reader was killed; maybe the machine ran out of memory"
             )
+        if code == -signal.SIGABRT:
+            # What PDFium does that gets no memory. It may have asked for all of it at once, and then has little.
+            return errors.DocumentTooLarge(
+                f"{self._name}: it needs more than {self._memory()}, or is damaged: its reader gave up (SIGABRT)"
+            )
         how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
         return errors.BrokenDocument(
             f"{self._name}: its reader crashed on it ({how}): it is damaged, or needs more than {self._memory()}"
@@ -401,5 +402,4 @@ class _Reading:
         return errors.BrokenDocument(f"{self._name}: its reader gave no valid answer ({one_line(str(why), 200)})")
 
     def _memory(self) -> str:
-        setting = "OCR_MEMORY" if self._memory_mb == self._limits.ocr_memory_mb else "MEMORY"
-        return f"{self._memory_mb:,} MB to read (KAPPA_READING_{setting}_MB)"
+        return f"{self._memory_mb:,} MB to read ({self.memory_setting})"

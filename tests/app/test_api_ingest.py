@@ -4,6 +4,7 @@ import hashlib
 import json
 import socket
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -18,7 +19,9 @@ from kappa.engine.testing import drain
 from tests.app.conftest import KAPPA, Site, Up
 from tests.app.patience import becomes
 from tests.app.remote import Request
+from tests.graph.ingest.made import hostile_pdf, raw_docx
 from tests.ground import PATIENCE, eventually
+from tests.memory import children, forget_peak, peak
 
 MB = 1_000_000
 
@@ -244,3 +247,44 @@ def test_what_a_killed_server_had_begun_to_take_is_swept_by_the_next(start_up: C
         assert spooled(first)
         second = start_up()
         assert spooled(second) == []
+
+
+async def test_a_document_that_wants_gigabytes_is_refused_with_the_setting_and_leaves_nothing(
+    site: Site, connection: psycopg.Connection[tuple[Any, ...]]
+) -> None:
+    client = await site.client("contributor")
+    answer = await client.post(UPLOADS, params={"name": "bomb.pdf"}, content=hostile_pdf(6))
+    assert (answer.status_code, answer.json()["code"]) == (413, "too_large")
+    assert answer.json()["detail"] == (
+        "bomb.pdf: it needs more than 512 MB to read (KAPPA_READING_MEMORY_MB): it was not read"
+    )
+    assert spool(site) == []
+    assert connection.execute("SELECT count(*) FROM kappa_graph.uploads").fetchone() == (0,)
+
+
+def test_hostile_documents_cost_the_server_no_memory_and_others_are_answered(start_up: Callable[..., Up]) -> None:
+    up = start_up(env={"KAPPA_READING_SECONDS": "2"})
+    slow = raw_docx("<w:p><w:r><w:t>a</w:t></w:r></w:p>" * 2_000_000)
+    with up.client() as client, ThreadPoolExecutor(4) as threads:
+
+        def send(name: str, content: bytes) -> int:
+            return client.post(UPLOADS, params={"name": name}, content=content, timeout=4 * PATIENCE).status_code
+
+        assert send("otters.txt", b"Otters eat fish.") == 201
+        before = forget_peak(up.process.pid)
+        hostile = [threads.submit(send, "bomb.pdf", hostile_pdf(6)) for _ in range(2)]
+        hostile += [threads.submit(send, "slow.docx", slow) for _ in range(2)]
+        answered = 0
+        while not all(one.done() for one in hostile):
+            assert client.get("/healthz").status_code == 200
+            assert client.get("/jobs").status_code == 200
+            answered += 1
+        assert [one.result() for one in hostile] == [413] * 4
+        assert answered
+        assert peak(up.process.pid) - before < 64
+        assert send("more.txt", b"Otters live in rivers.") == 201
+    server = up.process.pid
+    readers = children(server)
+    assert up.stop() == 0
+    assert not any(Path(f"/proc/{one}").exists() for one in readers)
+    assert "Traceback" not in up.said

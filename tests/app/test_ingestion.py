@@ -28,13 +28,15 @@ from kappa.engine import Engine, Job, JobState, WorkerConfig
 from kappa.engine.testing import drain, maintain, working
 from kappa.graph import MissingExtra
 from kappa.graph.ingest.extraction import BadExtraction, ProviderDown
+from kappa.graph.ingest.intake import KEEP, Counted, take_in
 from kappa.graph.ingest.providers import ProviderRefused
 from kappa.graph.ingest.read import BrokenDocument, EmptyDocument, UnknownFormat
 from kappa.graph.store import plans, uploads
 from kappa.pg import Database
 from tests.app.conftest import without_schedules
 from tests.app.patience import becomes, blocked, told_to_stop
-from tests.graph.ingest.made import picture
+from tests.graph.ingest.made import hostile_pdf, picture, raw_docx
+from tests.memory import children, forget_peak, peak
 from tests.scripted import ScriptedEmbedder, ScriptedExtractor, dump, story
 
 ANN = Principal(1, "ann", frozenset(map(str, ROLES["curator"])))
@@ -300,6 +302,47 @@ async def test_one_broken_file_of_many_costs_only_itself(floor: Floor) -> None:
     assert len(done.result["errors"]) == 1
     assert "blank.png" in done.result["errors"][0]
     assert "there is no text in it" in done.result["errors"][0]
+
+
+async def test_a_document_that_wants_gigabytes_costs_itself_and_the_worker_no_memory(floor: Floor) -> None:
+    good, other = await floor.upload(story(1, 8)), await floor.upload(story(2, 8), name="other.txt")
+    bomb = handed_in(floor, hostile_pdf(6), "bomb.pdf")
+    before = forget_peak()
+    made = await floor.services.ingestions.submit(ANN, "tales", [good.key, bomb, other.key], auto_approve=True)
+    done = await floor.run(made.job)
+    assert peak() - before < 128
+    assert done.state is JobState.SUCCEEDED
+    assert done.result["documents"] == 2
+    (error,) = done.result["errors"]
+    assert "bomb.pdf: it needs more than 512 MB to read (KAPPA_READING_MEMORY_MB)" in error
+    with psycopg.connect(floor.url) as connection:
+        documents = connection.execute("SELECT count(*) FROM kappa_graph.documents").fetchone()
+    assert documents == (2,), "nothing of it was written"
+
+
+async def test_a_cancelled_job_ends_the_reader_of_its_document(url: str, home: Path) -> None:
+    def readers() -> list[int]:
+        return [one for child in set(children()) - others for one in children(child)]
+
+    others = set(children())
+    async with opened(url, home, reading_seconds=3600) as floor:
+        slow = handed_in(floor, raw_docx("<w:p><w:r><w:t>a</w:t></w:r></w:p>" * 3_000_000), "slow.docx")
+        made = await floor.services.ingestions.submit(ANN, "tales", [slow], auto_approve=True)
+        async with working(floor.engine):
+            await becomes(readers, what="the document is being read")
+            await floor.services.client.cancel(made.job)
+            assert (await floor.services.client.wait(made.job)).state is JobState.CANCELLED
+            await becomes(lambda: not readers(), what="its reader is gone")
+    assert set(children()) == others
+
+
+def handed_in(floor: Floor, data: bytes, name: str) -> UUID:
+    """An upload that nobody has looked at."""
+    counted = Counted("application/pdf", 1, 1, 0, ())
+    upload = take_in(data, name, ANN.name, counted=counted).upload
+    with psycopg.connect(floor.url) as connection:
+        uploads.add(connection, upload, data, KEEP)
+    return upload.key
 
 
 async def test_a_picture_is_read_by_its_job(floor: Floor) -> None:

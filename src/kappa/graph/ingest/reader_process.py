@@ -234,12 +234,12 @@ class _Reader:
 
     def _ocr(self, picture: "Picture") -> str:
         """A page by OCR, when it is its turn. Its time is its own, not the document's."""
-        from kappa.graph.ingest.read.ocr import picture_text
+        from kappa.graph.ingest.read.ocr import MAX_CORES, picture_text
 
         self._send({"ocr": True})
         self._receive()
         spent, (soft, hard) = _processor_seconds(), resource.getrlimit(resource.RLIMIT_CPU)
-        _limit(resource.RLIMIT_CPU, round(spent) + self._seconds * _cores(), hard)
+        _limit(resource.RLIMIT_CPU, round(spent) + self._seconds * MAX_CORES, hard)
         try:
             return picture_text(picture)
         except MemoryError:
@@ -284,10 +284,6 @@ def _limit(what: int, soft: int, hard: int | None = None) -> None:
 def _processor_seconds() -> float:
     used = resource.getrusage(resource.RUSAGE_SELF)
     return used.ru_utime + used.ru_stime
-
-
-def _cores() -> int:
-    return os.cpu_count() or 1
 
 
 def _data() -> int:

@@ -1,8 +1,9 @@
 """Text out of pictures, by RapidOCR. Its models are inside its package: nothing is fetched.
 
-One engine serves the process, one picture at a time: it uses all cores for it.
+One engine serves the process, one picture at a time, on a few cores: each thread of its three models takes memory.
 """
 
+import os
 import threading
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ from kappa.graph.errors import MissingExtra
 if TYPE_CHECKING:
     from kappa.graph.ingest.read.parts import Picture
 
+MAX_CORES = 4
 _one_at_a_time = threading.Lock()
 
 
@@ -56,7 +58,10 @@ def _laid_out(boxes: list[_Box]) -> str:
 @cache
 def _engine() -> Any:
     try:
+        import cv2
         from rapidocr import RapidOCR
     except ImportError as fault:
         raise MissingExtra("pictures need rapidocr, which the extra kappa[ingest] brings") from fault
-    return RapidOCR(params={"Global.log_level": "error"})
+    cores = min(os.cpu_count() or 1, MAX_CORES)
+    cv2.setNumThreads(cores)
+    return RapidOCR(params={"Global.log_level": "error", "EngineConfig.onnxruntime.intra_op_num_threads": cores})

@@ -27,3 +27,11 @@ def environment(pid: int | str) -> dict[str, str]:
     """What it began with."""
     pairs = Path(f"/proc/{pid}/environ").read_bytes().decode().split("\0")
     return dict(pair.split("=", 1) for pair in pairs if pair)
+
+
+def runs(pid: int) -> bool:
+    """Whether there is such a process; one that nobody has waited for is over."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False

@@ -27,8 +27,9 @@ from kappa.graph.ingest.reader_wire import pack
 from tests.graph.ingest import made
 from tests.graph.ingest.test_read import SAMPLES
 from tests.ground import Script, eventually
-from tests.memory import children, environment, forget_peak, peak
+from tests.memory import children, environment, forget_peak, peak, runs
 
+PDF_IN_TEXT = b"\n" * 1000 + b"%PDF-1.4 and no more"
 TWO_PAGES = made.pdf([["Otters eat fish."], ["They live in rivers."]])
 
 
@@ -47,11 +48,29 @@ def small() -> Iterator[ReaderPool]:
     made.close()
 
 
-def reader() -> int:
-    """The process that reads a document now."""
-    servers = [one for one in children() if "reader_process" in Path(f"/proc/{one}/cmdline").read_text()]
-    (found,) = [one for server in servers for one in children(server)]
-    return found
+class Own:
+    """A pool, and its processes. It has read no text, so each reader that there is reads now."""
+
+    def __init__(self) -> None:
+        self._others = set(children())
+        self.pool = ReaderPool()
+
+    @property
+    def server(self) -> int:
+        (found,) = set(children()) - self._others
+        return found
+
+    @property
+    def reader(self) -> int:
+        (found,) = children(self.server)
+        return found
+
+
+@pytest.fixture
+def own() -> Iterator[Own]:
+    made = Own()
+    yield made
+    made.pool.close()
 
 
 def while_read(pool: ReaderPool, act: Callable[[], object], check: Callable[[], None] = lambda: None) -> None:
@@ -163,50 +182,41 @@ def test_a_slow_document_is_ended(small: ReaderPool) -> None:
     ],
 )
 def test_a_crash_of_a_reader_is_an_error_of_its_document(
-    pool: ReaderPool, number: int, error: type[Exception], says: str
+    own: Own, number: int, error: type[Exception], says: str
 ) -> None:
     with pytest.raises(error, match=says):
-        while_read(pool, lambda: os.kill(reader(), number))
-    stands(pool)
+        while_read(own.pool, lambda: os.kill(own.reader, number))
+    stands(own.pool)
 
 
-def test_a_server_of_readers_that_was_killed_is_started_anew() -> None:
-    pool = ReaderPool()
-
+def test_a_server_of_readers_that_was_killed_is_started_anew(own: Own) -> None:
     def kill() -> None:
-        (server,) = [one for one in children() if one not in others]
-        os.kill(server, signal.SIGKILL)
+        reader = own.reader
+        os.kill(own.server, signal.SIGKILL)
+        eventually(lambda: not runs(reader), what="the reader has ended with its server")
 
-    others = set(children())
-    try:
-        with pytest.raises(ReaderUnavailable, match="the process that reads documents ended"):
-            while_read(pool, kill)
-        stands(pool)
-    finally:
-        pool.close()
-    assert set(children()) == others
+    with pytest.raises(ReaderUnavailable, match="the process that reads documents ended"):
+        while_read(own.pool, kill)
+    stands(own.pool)
+    server = own.server
+    own.pool.close()
+    assert server not in children()
     with pytest.raises(ReaderUnavailable):
-        pool.count(TWO_PAGES, "a.pdf")
+        own.pool.count(TWO_PAGES, "a.pdf")
 
 
-def test_a_reader_has_no_secret_no_descriptor_and_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reader_has_no_secret_no_descriptor_and_bounds(own: Own, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("KAPPA_DATABASE_URL", "KAPPA_OPENAI_API_KEY", "ANTHROPIC_API_KEY", "PGPASSWORD"):
         monkeypatch.setenv(name, "secret")
-    others = set(children())
-    pool = ReaderPool()
     seen: list[tuple[dict[str, str], set[str], str]] = []
 
     def look() -> None:
-        (server,) = set(children()) - others
-        (reader,) = children(server)
-        place = Path(f"/proc/{reader}")
+        place = Path(f"/proc/{own.reader}")
         open_files = {str(one.readlink()).partition(":")[0] for one in (place / "fd").iterdir()}
-        seen.append((environment(server) | environment(reader), open_files, (place / "limits").read_text()))
+        variables = environment(own.server) | environment(own.reader)
+        seen.append((variables, open_files, (place / "limits").read_text()))
 
-    try:
-        while_read(pool, look)
-    finally:
-        pool.close()
+    while_read(own.pool, look)
     variables, open_files, limits = seen[0]
     assert "secret" not in variables.values()
     assert set(variables) <= {*reader_pool.ENVIRONMENT, *reader_pool.THREADS}
@@ -217,11 +227,10 @@ def test_a_reader_has_no_secret_no_descriptor_and_bounds(monkeypatch: pytest.Mon
     assert 2048 << 20 < int(bounds["Max data size"]) < 3072 << 20
 
 
-def test_who_loses_patience_leaves_no_reader_behind(pool: ReaderPool) -> None:
+def test_who_loses_patience_leaves_no_reader_behind(own: Own) -> None:
     class Cancelled(Exception):
         pass
 
-    stands(pool)
     readers: list[int] = []
 
     def check() -> None:
@@ -229,16 +238,40 @@ def test_who_loses_patience_leaves_no_reader_behind(pool: ReaderPool) -> None:
             raise Cancelled
 
     with pytest.raises(Cancelled):
-        while_read(pool, lambda: readers.append(reader()), check)
-    assert not Path(f"/proc/{readers[0]}").exists()
+        while_read(own.pool, lambda: readers.append(own.reader), check)
+    assert not runs(readers[0])
 
     def fail() -> None:
-        readers.append(reader())
+        readers.append(own.reader)
         raise Cancelled
 
     with pytest.raises(Cancelled):
-        while_read(pool, fail)
-    assert not Path(f"/proc/{readers[1]}").exists()
+        while_read(own.pool, fail)
+    assert not runs(readers[1])
+
+
+def test_short_texts_share_a_reader_and_no_other_document_comes_to_it() -> None:
+    others = set(children())
+    pool = ReaderPool(ProcessLimits(processes=1))
+    try:
+        for number in range(3):
+            assert pool.count(f"Otters {number}".encode(), "a.txt").words == 2
+        with pytest.raises(EmptyDocument):
+            pool.count(b" \n", "a.txt")
+        (server,) = set(children()) - others
+        (same,) = children(server)
+        for kind in set(SAMPLES) - {"text", "markdown", "html"}:
+            pool.count(SAMPLES[kind](), "a")
+            assert children(server) == [same], "another one read that, and has ended"
+        assert reader_pool._is_plain(SAMPLES["text"]())
+        assert not any(
+            map(reader_pool._is_plain, (PDF_IN_TEXT, b"GIF89a", b"RIFFabcdWEBP", b"PK", "\xfc".encode("latin-1")))
+        )
+        os.kill(same, signal.SIGKILL)
+        eventually(lambda: children(server) == [], what="it is gone")
+        assert pool.count(b"Otters eat fish.", "a.txt").words == 3
+    finally:
+        pool.close()
 
 
 def test_no_more_are_read_at_once_than_may_be() -> None:
@@ -286,7 +319,7 @@ def test_readers_end_with_the_process_that_they_read_for() -> None:
         (server,) = children(reading.pid)
         (reader,) = children(server)
         reading.kill()
-        eventually(lambda: not any(Path(f"/proc/{one}").exists() for one in (server, reader)), what="both are gone")
+        eventually(lambda: not any(map(runs, (server, reader))), what="both are gone")
 
 
 @pytest.mark.parametrize(
@@ -307,7 +340,7 @@ def test_a_reader_that_was_taken_over_is_not_believed(
     work, theirs = socket.socketpair()
     status, told = socket.socketpair()
     pool = ReaderPool()
-    monkeypatch.setattr(pool, "_begin", lambda: (work, status))
+    monkeypatch.setattr(pool, "_child", lambda plain: reader_pool._Child(work, status))
     with theirs, told:
         for piece in (*pack({"started": True}), *message):
             theirs.sendall(piece)

@@ -2,7 +2,10 @@
 
 `ReaderPool` is what a server or worker reads documents with, of whatever format. A document that is too much for its
 reader, or that makes it crash, is an error of that document; this process gets nothing of it but the text. Nothing that
-a reader sends is believed beyond its bounds, and a reader never outlives the call it was started for.
+a reader sends is believed beyond its bounds.
+
+A reader reads one document and ends. Only short plain texts are read one after the other by the same: no parser written
+in C, which a document might take over, sees them, and hundreds of small files would spend their time on forking.
 """
 
 import json
@@ -37,6 +40,10 @@ WALL = 4
 INTERVAL = 0.1
 """Seconds after which a cancellation is seen."""
 MAX_NAME = 1000
+MAX_PLAIN = 1 << 20
+"""Bytes of a text that is no reason for a process of its own."""
+MAX_TEXTS = 200
+"""Texts that one reader reads."""
 MAX_PICTURE = 64_000_000
 ENVIRONMENT = ("HOME", "LANG", "LC_ALL", "LC_CTYPE", "LD_LIBRARY_PATH", "PATH", "PYTHONHOME", "PYTHONPATH", "TZ")
 """What a reader's environment has of ours: nothing that anybody keeps a secret in."""
@@ -82,6 +89,7 @@ class ReaderPool:
         """OCR uses all cores for a page, and much memory: one page at a time."""
         self._lock = threading.Lock()
         self._server: _ForkServer | None = None
+        self._idle: list[_Child] = []
         self._closed = False
 
     def count(
@@ -94,8 +102,8 @@ class ReaderPool:
     ) -> Counted:
         """As `intake.count`, in a child process."""
         request = {"do": "count", "rule": asdict(rule or ChunkRule()), "memory_mb": self.limits.memory_mb}
-        with self._reading(name, check) as reading:
-            match reading.run(request, data, limits or Limits(), 0):
+        with self._reading(data, name, check) as reading:
+            match reading.run(request, limits or Limits(), 0):
                 case (
                     {
                         "media_type": str() as media_type, "words": int() as words, "chunks": int() as chunks,
@@ -122,11 +130,11 @@ class ReaderPool:
         limits = limits or Limits()
         request = {"do": "read", "parts": on_part is not None, "sees": see is not None}
         request |= {"memory_mb": self.limits.ocr_memory_mb if ocr else self.limits.memory_mb}
-        with self._reading(name, check) as reading:
+        with self._reading(data, name, check) as reading:
             reading.on_part, reading.see, reading.ocr = on_part, see, self._ocr
             if ocr:
                 reading.memory_setting = "KAPPA_READING_OCR_MEMORY_MB"
-            match reading.run(request, data, limits, max(4 * limits.characters, MAX_PICTURE)):
+            match reading.run(request, limits, max(4 * limits.characters, MAX_PICTURE)):
                 case (
                     {
                         "media_type": str() as media_type, "title": str() | None as title, "pages": [*pages],
@@ -148,35 +156,89 @@ class ReaderPool:
         with self._lock:
             self._closed = True
             server, self._server = self._server, None
+            idle, self._idle = self._idle, []
+        for child in idle:
+            child.close()
         if server is not None:
             server.close()
 
     @contextmanager
-    def _reading(self, name: str, check: Check) -> "Generator[_Reading]":
+    def _reading(self, data: bytes, name: str, check: Check) -> "Generator[_Reading]":
+        plain = _is_plain(data)
         while not self._free.acquire(timeout=INTERVAL):
             check()
         try:
-            work, status = self._begin()
-            with work, status:
-                reading = _Reading(work, status, name, self.limits, check)
-                try:
-                    yield reading
-                finally:
+            child = self._child(plain)
+            reading = _Reading(child, data, name, self.limits, check, plain)
+            try:
+                yield reading
+            finally:
+                if not (plain and reading.answered and self._keep(child)):
                     reading.end()
+                    child.close()
         finally:
             self._free.release()
 
-    def _begin(self) -> tuple[socket.socket, socket.socket]:
-        """Have a reader forked, by a server that is started anew if it has ended."""
+    def _keep(self, child: "_Child") -> bool:
+        """Whether it reads the next text as well."""
+        with self._lock:
+            if self._closed or child.texts >= MAX_TEXTS:
+                return False
+            self._idle.append(child)
+            return True
+
+    def _child(self, plain: bool) -> "_Child":
+        """A reader, forked by a server that is started anew if it has ended; for a text, one that is there."""
         with self._lock:
             if self._closed:
                 raise errors.ReaderUnavailable("no documents are read any more: this process is about to end")
+            while plain and self._idle:
+                child = self._idle.pop()
+                if child.alive:
+                    return child
+                child.close()
             if self._server is not None and not self._server.alive:
                 self._server.close()
                 self._server = None
             if self._server is None:
                 self._server = _ForkServer()
             return self._server.begin()
+
+
+def _is_plain(data: bytes) -> bool:
+    """Whether it is a short text, in UTF-8, that is nothing else as well: GIF and WebP may begin with letters."""
+    if len(data) > MAX_PLAIN or b"\0" in data or data.startswith((b"PK", b"GIF8", b"RIFF")) or b"%PDF-" in data[:2048]:
+        return False
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+class _Child:
+    """A reader: a socket to speak with it, and one that tells how it ended, and ends it by being closed."""
+
+    def __init__(self, work: socket.socket, status: socket.socket) -> None:
+        self.work = work
+        self.status = status
+        self.texts = 0
+        work.settimeout(INTERVAL)
+
+    @property
+    def alive(self) -> bool:
+        """Whether nothing was heard of its end."""
+        try:
+            self.status.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return True
+        except OSError:
+            pass
+        return False
+
+    def close(self) -> None:
+        self.work.close()
+        self.status.close()
 
 
 class _ForkServer:
@@ -201,12 +263,12 @@ class _ForkServer:
     def alive(self) -> bool:
         return self._process.poll() is None
 
-    def begin(self) -> tuple[socket.socket, socket.socket]:
-        """The sockets of a new reader: one to speak with it, one that tells how it ended, and ends it."""
+    def begin(self) -> _Child:
+        """A new reader."""
         (work, theirs), (status, told) = socket.socketpair(), socket.socketpair()
         with theirs, told, suppress(OSError):  # it has ended: both sockets say so
             socket.send_fds(self._control, [b"r"], [theirs.fileno(), told.fileno()])
-        return work, status
+        return _Child(work, status)
 
     def close(self) -> None:
         self._control.close()
@@ -224,36 +286,39 @@ class _ReaderEnded(Exception):
 class _Reading:
     """One document and its reader."""
 
-    def __init__(
-        self, work: socket.socket, status: socket.socket, name: str, limits: ProcessLimits, check: Check
-    ) -> None:
+    def __init__(self, child: _Child, data: bytes, name: str, limits: ProcessLimits, check: Check, plain: bool) -> None:
         self.on_part: Callable[[int, int], None] | None = None
         self.see: See | None = None
         self.ocr: threading.Lock | None = None
         self.memory_setting = "KAPPA_READING_MEMORY_MB"
-        self._work = work
-        self._status = status
+        self.answered = False
+        """Whether the reader gave what it was asked for, or what is wrong with the document."""
+        self._child = child
+        self._work = child.work
+        self._status = child.status
+        self._data = data
+        self._plain = plain
         self._file_name = name[-MAX_NAME:]  # whose end may say that it is Markdown
         self._name = one_line(name, 200) or "the document"
         self._limits = limits
         self._memory_mb = limits.memory_mb
-        self._bytes = 0
         self._check = check
         self._ends = time.monotonic() + PATIENCE
         self._begun = False
         self._ended: Head | None = None
-        work.settimeout(INTERVAL)
 
-    def run(self, request: Head, data: bytes, limits: Limits, max_blob: int) -> tuple[Head, bytearray]:
+    def run(self, request: Head, limits: Limits, max_blob: int) -> tuple[Head, bytearray]:
         """What the reader gives for a document, or the error that says why it doesn't."""
-        self._memory_mb, self._bytes = request["memory_mb"], len(data)
+        self._memory_mb = request["memory_mb"]
         try:
-            self._receive(0)
+            if not self._child.texts:
+                self._receive(0)
             self._begun = True
+            self._child.texts += 1
             self._ends = time.monotonic() + WALL * self._limits.seconds
-            more = {"name": self._file_name, "bytes": len(data), "limits": asdict(limits)}
-            self._send(request | more | {"seconds": self._limits.seconds})
-            self._send({}, data)
+            more = {"name": self._file_name, "bytes": len(self._data), "limits": asdict(limits)}
+            self._send(request | more | {"seconds": self._limits.seconds, "plain": self._plain})
+            self._send({}, self._data)
             return self._converse(limits, max_blob)
         except _ReaderEnded:
             raise self._why_it_ended() from None
@@ -266,6 +331,7 @@ class _Reading:
             head, blob = self._receive(max_blob)
             match head:
                 case {"done": done}:
+                    self.answered = True
                     return done, blob
                 case {"part": [int() as done, int() as total]} if self.on_part is not None:
                     with self._clock_stopped():
@@ -277,6 +343,7 @@ class _Reading:
                     pages += 1
                     self._ocr_page(self.ocr)
                 case {"error": str() as kind, "detail": str() as detail}:
+                    self.answered = True
                     raise _ERRORS.get(kind, errors.ReadError)(one_line(detail, 1000))
                 case {"fault": str() as kind, "trace": str() as trace}:
                     log.error("a document's reader failed: %s", trace)
@@ -374,7 +441,7 @@ class _Reading:
             return errors.ReaderUnavailable(f"{self._name} was not read: {why}")
         if code == -signal.SIGXCPU:
             return self._too_long()
-        grown_mb = (ended["grown_kb"] * 1024 - self._bytes) >> 20
+        grown_mb = (ended["grown_kb"] * 1024 - len(self._data)) >> 20
         if code == OUT_OF_MEMORY or (code != -signal.SIGKILL and grown_mb > self._memory_mb // 2):
             return errors.DocumentTooLarge(f"{self._name}: it needs more than {self._memory()}: it was not read")
         if code == -signal.SIGKILL:
@@ -399,6 +466,7 @@ class _Reading:
 
     def invalid(self, why: object) -> errors.ReadError:
         """What a reader sends that its document has taken over is nobody's text."""
+        self.answered = False
         return errors.BrokenDocument(f"{self._name}: its reader gave no valid answer ({one_line(str(why), 200)})")
 
     def _memory(self) -> str:

@@ -1,7 +1,8 @@
 """Reads documents in processes of their own: what a document does to its reader ends with that process.
 
 `main` is a fork server. It has imported the parsers and opens no document itself: for each one it forks a process,
-which gets the document over a socket, may take so much memory and time and no more, answers, and exits. Nothing of one
+which gets the document over a socket, may take so much memory and time and no more, answers, and exits; or goes on with
+the next one if both are short texts. Nothing of one
 document is there when the next one is read. A reader inherits no other descriptor, and no environment but what Python
 needs.
 
@@ -145,8 +146,8 @@ def _read_and_exit(descriptor: int) -> Never:
         code = 0
     except MemoryError:
         code = OUT_OF_MEMORY
-    except OSError:
-        pass  # nobody listens any more
+    except (EOFError, OSError):
+        pass  # nobody listens, or asks, any more
     finally:
         os._exit(code)
 
@@ -178,7 +179,7 @@ def _leave_everything(but: int) -> None:
 
 
 class _Reader:
-    """One document, from the request to the answer."""
+    """One document, from the request to the answer; or several, if they are short texts."""
 
     def __init__(self, server: socket.socket) -> None:
         self._server = server
@@ -186,6 +187,11 @@ class _Reader:
 
     def run(self) -> None:
         self._send({"started": True})
+        while self._one():
+            pass
+
+    def _one(self) -> bool:
+        """Read a document, and say whether there may be another."""
         request, _ = self._receive()
         _, sent = self._receive(request["bytes"])
         data = bytes(sent)
@@ -210,6 +216,8 @@ class _Reader:
             raise
         except Exception as error:
             self._send({"fault": type(error).__name__, "trace": traceback.format_exc()[-4000:]})
+            return False
+        return request["plain"]
 
     def _take_limits(self, request: Head) -> None:
         self._seconds = request["seconds"]
@@ -218,9 +226,8 @@ class _Reader:
         if request["do"] == "count":
             # It starts no process and, other than OCR, no thread. (Root may, whatever this says.)
             _limit(resource.RLIMIT_NPROC, 0)
-            _limit(resource.RLIMIT_CPU, self._seconds, self._seconds + 5)
-        else:
-            _limit(resource.RLIMIT_CPU, self._seconds, resource.RLIM_INFINITY)
+        hard = resource.RLIM_INFINITY if request["plain"] or request["do"] == "read" else self._seconds + 5
+        _limit(resource.RLIMIT_CPU, round(_processor_seconds()) + self._seconds, hard)
 
     def _on_part(self, done: int, total: int) -> None:
         self._send({"part": [done, total]})

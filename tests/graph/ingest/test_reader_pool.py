@@ -137,9 +137,7 @@ def test_a_kilobyte_that_wants_gigabytes_is_refused_and_costs_this_process_nothi
     for act in (pool.count, lambda data, name: pool.read(data, name, ocr=False)):
         with pytest.raises(DocumentTooLarge) as caught:
             act(data, "bomb.pdf")
-        assert str(caught.value) == (
-            "bomb.pdf: it needs more than 512 MB to read (KAPPA_READING_MEMORY_MB): it was not read"
-        )
+        assert str(caught.value).startswith("bomb.pdf: it needs more than 512 MB to read (KAPPA_READING_MEMORY_MB)")
     assert peak() - before < 32
     stands(pool)
 

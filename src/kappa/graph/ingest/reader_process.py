@@ -114,8 +114,9 @@ class _ForkServer:
             status = self._readers.pop(reader)
             with suppress(KeyError):
                 self._selector.unregister(status)
-            grown = used.ru_maxrss - resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-            _tell(status, {"code": os.waitstatus_to_exitcode(ended), "grown_kb": _kilobytes(grown)})
+            # Not getrusage of this process: that counts what its own parent had before it was this program.
+            grown_kb = _kilobytes(used.ru_maxrss) - _status("VmHWM") // 1024
+            _tell(status, {"code": os.waitstatus_to_exitcode(ended), "grown_kb": grown_kb})
             status.close()
 
 
@@ -222,7 +223,7 @@ class _Reader:
     def _take_limits(self, request: Head) -> None:
         self._seconds = request["seconds"]
         # What is private and can be written counts, and nothing else: libraries map and reserve many times of it.
-        _limit(resource.RLIMIT_DATA, _data() + request["memory_mb"] * _MB)
+        _limit(resource.RLIMIT_DATA, _status("VmData") + request["memory_mb"] * _MB)
         if request["do"] == "count":
             # It starts no process and, other than OCR, no thread. (Root may, whatever this says.)
             _limit(resource.RLIMIT_NPROC, 0)
@@ -293,10 +294,10 @@ def _processor_seconds() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def _data() -> int:
-    """Bytes of what the limit counts, as it is now."""
+def _status(name: str) -> int:
+    """Bytes of a figure of this process's memory, where Linux tells them."""
     with suppress(OSError):
         for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith("VmData:"):
+            if line.startswith(f"{name}:"):
                 return int(line.split()[1]) * 1024
     return 0

@@ -19,7 +19,7 @@ PLACES = {
     "cli.md": ("exit codes", "commands"),
     "cli-reference.md": ("every command",),
     "api-reference.md": ("routes",),
-    "permissions.md": ("permissions", "roles"),
+    "permissions.md": ("permissions", "kinds", "roles"),
     "job-states.md": ("ways",),
     "adr/README.md": ("decisions",),
 }
@@ -164,6 +164,16 @@ def permissions() -> Iterator[str]:
         yield f"| `{permission}` | {meaning} |"
 
 
+def kinds() -> Iterator[str]:
+    from kappa.app.kinds.access import ACCESS, OWN_KIND
+
+    yield from ("| kind | permissions | made only by | its payload may name |", "|---|---|---|---|")
+    for kind, access in {**{f"`{kind}`": access for kind, access in ACCESS.items()}, "any other": OWN_KIND}.items():
+        permissions = ", ".join(f"`{one}`" for one in sorted(access.permissions))
+        names = "one's own uploads, or anybody's with `jobs:manage`" if access.uploads else ""
+        yield f"| {kind} | {permissions} | {access.made_by or ''} | {names} |"
+
+
 def roles() -> Iterator[str]:
     from kappa.app.permissions import ROLES, Permission
 
@@ -192,7 +202,8 @@ def decisions() -> Iterator[str]:
 
 MAKERS: dict[str, Callable[[], Iterator[str]]] = {
     "settings": settings, "exit codes": exit_codes, "commands": commands, "every command": every_command,
-    "routes": routes, "permissions": permissions, "roles": roles, "ways": ways, "decisions": decisions,
+    "routes": routes, "permissions": permissions, "kinds": kinds, "roles": roles, "ways": ways,
+    "decisions": decisions,
 }  # fmt: skip
 
 

@@ -21,6 +21,7 @@ from kappa.app.usecases import (
     ontologies,
     people,
     schedules,
+    submission,
     tools,
     workers,
 )
@@ -165,7 +166,7 @@ def test_the_document_lists_what_every_role_may() -> None:
 def test_the_document_lists_every_audited_action() -> None:
     rows = table(DOCUMENT.read_text(), "The audit log")[1:]
     said = {action.strip(" `") for row in rows for action in row[0].split(",")}
-    modules = (backups, credentials, curation, graph, jobs, ontologies, people, schedules, tools, workers)
+    modules = (backups, credentials, curation, graph, jobs, ontologies, people, schedules, submission, tools, workers)
     sources = "".join(Path(str(module.__file__)).read_text() for module in modules)
     assert said == set(
         re.findall(

@@ -196,7 +196,9 @@ async def test_a_schedule_of_a_kind_that_asks_for_approval_needs_somebody_who_ma
     site: Site, operator: httpx2.AsyncClient
 ) -> None:
     cleanup = {"name": "sweep", "cron": "0 5 * * *", "kind": "artifact_cleanup", "payload": {}}
-    narrow = await with_only(site, Permission.SCHEDULES_MANAGE, Permission.JOBS_ENQUEUE)
+    narrow = await with_only(
+        site, Permission.SCHEDULES_MANAGE, Permission.JOBS_ENQUEUE, Permission.GRAPH_MANAGE, Permission.TOOLS_MANAGE
+    )
     await made(operator, enabled=False)
     for method, path, body in (
         ("POST", "/schedules", cleanup),

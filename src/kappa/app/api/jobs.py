@@ -38,9 +38,12 @@ EVENT = {
 }
 
 
-@routes.post("", Permission.JOBS_ENQUEUE, status_code=201, responses={200: {"model": EnqueuedJob}})
+@routes.post("", Permission.JOBS_ENQUEUE, 404, status_code=201, responses={200: {"model": EnqueuedJob}})
 async def enqueue(services: Uses, who: Who, body: EnqueueJob, response: Response) -> EnqueuedJob:
-    """Put a job in. 201 says that it was made, 200 that a live job has the same `dedup_key`."""
+    """Put a job in. 201 says that it was made, 200 that a live job has the same `dedup_key`.
+
+    Needs the permissions of its kind as well.
+    """
     done = await services.jobs.enqueue(
         who, body.kind, body.payload, priority=body.priority, at=body.at, delay=_seconds(body.delay),
         dedup_key=body.dedup_key, timeout=_seconds(body.timeout), max_attempts=body.max_attempts,
@@ -96,7 +99,7 @@ async def events(services: Uses, who: Who, job_id: JobPath, request: Request) ->
 
 @routes.post("/{job_id}/approve", Permission.JOBS_APPROVE, 404, 409)
 async def approve(services: Uses, who: Who, job_id: JobPath) -> JobView:
-    """Let a job that awaits approval be queued."""
+    """Let a job that awaits approval be queued. Needs the permissions of its kind as well."""
     return JobView.of(await services.jobs.approve(who, job_id), with_detail=who.may(Permission.WORKERS_VIEW))
 
 
@@ -115,7 +118,10 @@ async def cancel(services: Uses, who: Who, job_id: JobPath, body: CancelJob | No
 
 @routes.post("/{job_id}/retry", Permission.JOBS_RETRY, 404, 409, status_code=201)
 async def retry(services: Uses, who: Who, job_id: JobPath, response: Response) -> EnqueuedJob:
-    """Enqueue a finished job anew. It is a new job, that knows its origin as `retry_of`."""
+    """Enqueue a finished job anew. It is a new job, that knows its origin as `retry_of`.
+
+    Needs the permissions of its kind as well.
+    """
     done = await services.jobs.retry(who, job_id)
     response.headers["Location"] = f"/jobs/{done.id}"
     return EnqueuedJob(id=done.id, status="created")

@@ -20,9 +20,12 @@ async def list_schedules(services: Uses) -> list[ScheduleView]:
     return [ScheduleView.of(one) for one in await services.schedules.all()]
 
 
-@routes.post("", Permission.SCHEDULES_MANAGE, 409, status_code=201)
+@routes.post("", Permission.SCHEDULES_MANAGE, 404, 409, status_code=201)
 async def add(services: Uses, who: Who, body: AddSchedule) -> ScheduleView:
-    """Make a schedule. Needs `jobs:enqueue` as well, and `jobs:approve` if its kind asks for approval."""
+    """Make a schedule.
+
+    Needs `jobs:enqueue` and the permissions of its kind as well, and `jobs:approve` if the kind asks for approval.
+    """
     return ScheduleView.of(await services.schedules.add(who, body.value))
 
 

@@ -12,13 +12,14 @@ from anyio.to_thread import run_sync
 
 from kappa.app.errors import Refused
 from kappa.app.kinds import restore_files
-from kappa.app.usecases import audit
+from kappa.app.usecases import audit, submission
 from kappa.app.usecases.principal import Principal
 from kappa.engine import AsyncClient, Enqueued
 from kappa.graph import backup
 from kappa.pg import Database
 from kappa.pg.ops import run_async
 
+RESTORE = "restore"
 PIECE = 1 << 20
 GZIP = b"\x1f\x8b"
 PATIENCE = timedelta(hours=2)
@@ -49,6 +50,7 @@ class Backups:
 
     async def restore(self, who: Principal, mode: backup.Mode, content: AsyncIterable[bytes]) -> Enqueued:
         """The job that restores what comes in."""
+        submission.require_permissions(who, RESTORE)
         file: int | None = None
         position, held = 0, bytearray()
         try:
@@ -63,7 +65,7 @@ class Backups:
             async with self._client.transaction() as connection:
                 payload = {"file": file, "mode": mode.value}
                 made = await self._client.enqueue(
-                    "restore", payload, submitted_by=who.name, timeout=PATIENCE, connection=connection
+                    RESTORE, payload, submitted_by=who.name, timeout=PATIENCE, connection=connection
                 )
                 await run_async(connection, restore_files.tie(file, made.id))
                 await audit.record(connection, who, "graph.restore", made.id, mode=mode.value)

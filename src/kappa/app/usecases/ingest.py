@@ -18,11 +18,12 @@ from uuid import UUID
 from psycopg import AsyncConnection
 from pydantic import ValidationError
 
-from kappa.app.errors import Conflict, NotFound, Refused
+from kappa.app.errors import Conflict, Refused
 from kappa.app.kinds import models
 from kappa.app.kinds.ingestion import INGEST_IMAGE, INGESTION, Ingestion, kind_of
 from kappa.app.permissions import Permission
 from kappa.app.settings import Settings
+from kappa.app.usecases import submission
 from kappa.app.usecases.graph import KnowledgeGraph
 from kappa.app.usecases.principal import Principal
 from kappa.engine import AsyncClient, Job, JobState
@@ -183,6 +184,7 @@ class Ingestions:
         Raises `AlreadyThere`, `NotFound` (an upload that expired, or is somebody else's), `Refused`, `Forbidden`,
         `ProviderRefused` (it has no key here), `MissingExtra`.
         """
+        submission.require_permissions(who, INGESTION)
         if auto_approve:
             who.require(Permission.JOBS_APPROVE)
         if not ontology.strip():
@@ -250,9 +252,7 @@ class Ingestions:
                 return uploads.keep(connection, keys, KEEP)
 
         found = await self._graph.other(keep)
-        for key in keys:
-            if key not in found or (found[key].owner != who.name and not who.may(Permission.JOBS_MANAGE)):
-                raise NotFound(f"there is no upload {key}; uploads are kept for a day")
+        submission.require_uploads(who, keys, {key: upload.owner for key, upload in found.items()})
         return [found[key] for key in dict.fromkeys(keys)]
 
     async def _duplicates(

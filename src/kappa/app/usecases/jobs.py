@@ -1,4 +1,7 @@
-"""What people and agents do with jobs. One's own jobs are one's own; those of others need `jobs:manage`."""
+"""What people and agents do with jobs. One's own jobs are one's own; those of others need `jobs:manage`.
+
+Which jobs somebody may have made or run is for `submission` to say.
+"""
 
 from collections.abc import Awaitable, Callable
 from datetime import datetime, timedelta
@@ -6,9 +9,9 @@ from typing import Any, TypeVar
 
 from psycopg import AsyncConnection
 
-from kappa.app.errors import Forbidden
+from kappa.app.errors import Forbidden, Refused
 from kappa.app.permissions import Permission
-from kappa.app.usecases import audit
+from kappa.app.usecases import audit, submission
 from kappa.app.usecases.principal import Principal
 from kappa.engine import AsyncClient, Enqueued, Job, JobState, Needs
 from kappa.pg.queries import Row
@@ -40,13 +43,16 @@ class Jobs:
         """Put a job in. Approving it along the way needs the permission to approve."""
         if auto_approve:
             who.require(Permission.JOBS_APPROVE)
-        return await self._client.enqueue(
-            kind, payload, priority=priority, at=at, delay=delay, dedup_key=dedup_key, timeout=timeout,
-            max_attempts=max_attempts, auto_approve=who.name if auto_approve else None, submitted_by=who.name,
-            needs=needs,
+        if dedup_key is not None and dedup_key.startswith(submission.RESERVED):
+            raise Refused(f"dedup_key must not begin with {submission.RESERVED!r}")
+        return await submission.enqueue(
+            self._client, who, kind, payload, priority=priority, at=at, delay=delay, dedup_key=dedup_key,
+            timeout=timeout, max_attempts=max_attempts, auto_approve=who.name if auto_approve else None, needs=needs,
         )  # fmt: skip
 
     async def approve(self, who: Principal, job_id: int) -> Job:
+        """Let a job run that awaits approval. It takes what enqueueing one takes."""
+        submission.require_permissions(who, (await self._client.show(job_id)).kind)
         async with self._client.transaction() as connection:
             await self._client.approve(job_id, who.name, connection=connection)
             await audit.record(connection, who, "job.approve", job_id)
@@ -69,11 +75,15 @@ class Jobs:
         return await self._client.show(job_id)
 
     async def retry(self, who: Principal, job_id: int) -> Enqueued:
-        """Enqueue a finished job anew; the new job is its submitter's as well."""
+        """Enqueue a finished job anew; the new job is its submitter's as well. It takes what enqueueing it takes."""
+        job = await self._client.show(job_id)
 
         async def act(connection: AsyncConnection[Row]) -> Enqueued:
+            submission.require(who, job.kind)
             approved = who.may(Permission.JOBS_APPROVE)  # one approval is not one for every time
-            return await self._client.retry(job_id, approved=approved, connection=connection)
+            done = await self._client.retry(job_id, approved=approved, connection=connection)
+            await submission.check(connection, who, job.kind, job.payload)
+            return done
 
         return await self._act(who, job_id, "job.retry", act)
 

@@ -8,7 +8,7 @@ from psycopg import Connection
 
 from kappa.app.errors import Conflict, NotFound
 from kappa.app.kinds.ontologies import ingesting
-from kappa.app.usecases import audit
+from kappa.app.usecases import audit, submission
 from kappa.app.usecases.counted import Counted
 from kappa.app.usecases.graph import KnowledgeGraph
 from kappa.app.usecases.principal import Principal
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 sql = queries.beside(__file__)
 MASSES = sql["masses"]
 ALL_MASSES = sql["all_masses"]
+
+EXECUTION = "proposal_execution"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +87,8 @@ class Ontologies:
 
     async def anneal(self, who: Principal) -> Enqueued:
         """A job that looks at all ontologies and writes proposals."""
-        return await self._client.enqueue("ontology_annealing", submitted_by=who.name, dedup_key="ontology_annealing")
+        key = f"{submission.RESERVED}ontology_annealing"
+        return await submission.enqueue(self._client, who, "ontology_annealing", dedup_key=key)
 
     async def proposals(self, state: ProposalState | None, limit: int) -> list[Proposal]:
         """The newest first."""
@@ -118,6 +121,7 @@ class Ontologies:
 
     async def execute(self, who: Principal, number: int) -> Enqueued:
         """The job that carries an approved proposal out."""
+        submission.require_permissions(who, EXECUTION)
 
         def act(connection: Connection[Row]) -> None:
             if proposals.lock(connection, number) != "approved":
@@ -129,6 +133,7 @@ class Ontologies:
 
     async def undo(self, who: Principal, number: int) -> Enqueued:
         """The job that undoes what was done."""
+        submission.require_permissions(who, EXECUTION)
 
         def act(connection: Connection[Row]) -> None:
             if not proposals.ask_undo(connection, number, who.name):
@@ -140,8 +145,8 @@ class Ontologies:
 
     async def _enqueue(self, who: Principal, number: int, *, undo: bool) -> Enqueued:
         payload = {"proposal": number, "undo": undo}
-        key = f"proposal {number}"
-        return await self._client.enqueue("proposal_execution", payload, submitted_by=who.name, dedup_key=key)
+        key = f"{submission.RESERVED}proposal {number}"
+        return await self._client.enqueue(EXECUTION, payload, submitted_by=who.name, dedup_key=key)
 
     async def _change(self, names: list[str], act: Callable[[Connection[Row]], None]) -> None:
         def guarded(connection: Connection[Row]) -> None:

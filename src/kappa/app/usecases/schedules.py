@@ -1,7 +1,7 @@
 """Schedules, for people: what is enqueued when. What a schedule enqueues, its maker must be allowed to enqueue.
 
 Its jobs are approved: who may not approve jobs can't make or change one whose kind asks for approval. A run now is a
-job of whoever asked for it.
+job of whoever asked for it. Once made, a schedule is the server's: it still fires when its maker has lost a permission.
 """
 
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from typing import Any
 
 from kappa.app.errors import Conflict
 from kappa.app.permissions import Permission
-from kappa.app.usecases import audit
+from kappa.app.usecases import audit, submission
 from kappa.app.usecases.principal import Principal
 from kappa.engine import AsyncClient, Engine, Enqueued, Schedule, ScheduleError, UnknownKind
 from kappa.engine.schedule import no_schedule, upcoming
@@ -46,6 +46,7 @@ class Schedules:
         await self._check(who, schedule.kind)
         async with self._client.transaction() as connection:
             made = await self._client.add_schedule(schedule, connection=connection)
+            await submission.check(connection, who, made.kind, made.payload)
             await audit.record(
                 connection, who, "schedule.add", schedule.name, cron=schedule.cron, timezone=schedule.timezone,
                 kind=schedule.kind, payload=schedule.payload, priority=schedule.priority, enabled=schedule.enabled,
@@ -61,16 +62,24 @@ class Schedules:
                 await self._check(who, changes["kind"])
         async with self._client.transaction() as connection:
             edited = await self._client.edit_schedule(name, connection=connection, **changes)
+            if changes != {"enabled": False}:
+                # Of the row that is locked now, whatever others have changed meanwhile.
+                self._require(who, edited.kind)
+                await submission.check(connection, who, edited.kind, edited.payload)
             await audit.record(connection, who, "schedule.edit", name, **changes)
         return self._now(edited)
 
     async def run(self, who: Principal, name: str) -> Enqueued:
         """Enqueue its job now. One approval is not one for every time: a kind that asks for it does so here."""
         who.require(Permission.JOBS_ENQUEUE)
+        schedule = await self._client.show_schedule(name)
+        submission.require(who, schedule.kind)
         async with self._client.transaction() as connection:
-            done = await self._client.run_schedule(
-                name, submitted_by=who.name, approved=who.may(Permission.JOBS_APPROVE), connection=connection
-            )
+            done = await self._client.enqueue(
+                schedule.kind, schedule.payload, priority=schedule.priority, submitted_by=who.name,
+                auto_approve=who.name if who.may(Permission.JOBS_APPROVE) else None, connection=connection,
+            )  # fmt: skip
+            await submission.check(connection, who, schedule.kind, schedule.payload)
             await audit.record(connection, who, "schedule.run", name, job=done.id)
             return done
 
@@ -84,13 +93,17 @@ class Schedules:
 
     async def _check(self, who: Principal, kind: str) -> None:
         """Whether somebody may have jobs of this kind enqueued, approved, and whether there is such a kind."""
+        self._require(who, kind)
+        known = sorted(kind for lane in await self._client.lanes() for kind in lane.kinds)
+        if kind not in known:
+            raise UnknownKind(f"kind {kind!r} is in no lane: add it to one, or use one of {', '.join(known)}")
+
+    def _require(self, who: Principal, kind: str) -> None:
         who.require(Permission.JOBS_ENQUEUE)
         handler = self._engine.registry.find(kind)
         if handler is not None and handler.approval:
             who.require(Permission.JOBS_APPROVE)
-        known = sorted(kind for lane in await self._client.lanes() for kind in lane.kinds)
-        if kind not in known:
-            raise UnknownKind(f"kind {kind!r} is in no lane: add it to one, or use one of {', '.join(known)}")
+        submission.require(who, kind)
 
     def _now(self, schedule: Schedule) -> ScheduleNow:
         try:

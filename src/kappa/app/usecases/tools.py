@@ -7,11 +7,11 @@ from typing import Any
 
 from kappa.app.errors import Forbidden, NotFound, Throttled
 from kappa.app.permissions import Permission
-from kappa.app.usecases import audit
+from kappa.app.usecases import audit, submission
 from kappa.app.usecases.principal import Principal
 from kappa.app.usecases.watching import Watchtower
 from kappa.engine import AsyncClient, Engine, WorkerConfig
-from kappa.engine.tools import ArtifactStore, Stored, Tool, ToolNotFound, ToolRun, Tools
+from kappa.engine.tools import KIND, ArtifactStore, Stored, Tool, ToolNotFound, ToolRun, Tools
 from kappa.pg import Bounds
 
 LANE = "tools"
@@ -74,6 +74,7 @@ class ToolRuns:
         max_attempts: int,
     ) -> ToolRun:
         """Ask for a run. Without a queue it is done before this comes back, or refused at once if others are."""
+        submission.require_permissions(who, KIND)
         if self._at_once is not None:
             if self._under_way >= self._at_once:
                 raise Throttled(f"{self._under_way} tool runs are under way, and no more may be", TRY_AGAIN)

@@ -11,6 +11,7 @@ from starlette.responses import Response
 from kappa.app.errors import Refused
 from kappa.app.kinds.ingestion import INGEST_IMAGE, INGESTION
 from kappa.app.permissions import Permission
+from kappa.app.usecases import submission
 from kappa.app.web.pages import Pages, Visit, way_back
 from kappa.app.web.rendering import price
 from kappa.engine import Job, JobEvent, JobState
@@ -34,6 +35,7 @@ class May:
     """What this visitor may do with this job, as it is."""
 
     approve: bool
+    reject: bool
     cancel: bool
     retry: bool
     prioritise: bool
@@ -43,10 +45,12 @@ class May:
         theirs = job.submitted_by == visit.who.name or visit.may(Permission.JOBS_MANAGE)
         any_job, over = visit.may(Permission.WORKERS_MANAGE), job.state.terminal
         before = job.state in (JobState.AWAITING_APPROVAL, JobState.SCHEDULED, JobState.QUEUED)
+        decide = job.state is JobState.AWAITING_APPROVAL and visit.may(Permission.JOBS_APPROVE)
         return cls(
-            approve=job.state is JobState.AWAITING_APPROVAL and visit.may(Permission.JOBS_APPROVE),
+            approve=decide and submission.may_approve(visit.who, job.kind),
+            reject=decide,
             cancel=not over and job.reason is None and visit.may(Permission.JOBS_CANCEL) and (theirs or any_job),
-            retry=over and theirs and visit.may(Permission.JOBS_RETRY),
+            retry=over and theirs and visit.may(Permission.JOBS_RETRY) and submission.may_submit(visit.who, job.kind),
             prioritise=before and visit.may(Permission.JOBS_PRIORITISE) and (theirs or any_job),
         )
 

@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from datetime import UTC
+from functools import partial
 from typing import Any
 
 from starlette.responses import Response
@@ -10,6 +11,7 @@ from starlette.responses import Response
 from kappa.app.api.schedule_schemas import AddSchedule, EditSchedule
 from kappa.app.errors import Refused
 from kappa.app.permissions import Permission
+from kappa.app.usecases import submission
 from kappa.app.usecases.schedules import ScheduleNow
 from kappa.app.web.pages import Pages, Visit
 from kappa.engine import ScheduleNotFound
@@ -97,10 +99,11 @@ def _fields(visit: Visit) -> dict[str, Any]:
 
 
 async def _kinds(visit: Visit) -> list[str]:
-    """The kinds that a schedule may have, for those who make one."""
-    if not visit.may(Permission.SCHEDULES_MANAGE):
+    """The kinds that a schedule of this visitor may have."""
+    if not _may_make(visit):
         return []
-    return sorted(kind for lane in await visit.services.client.lanes() for kind in lane.kinds)
+    kinds = sorted(kind for lane in await visit.services.client.lanes() for kind in lane.kinds)
+    return [kind for kind in kinds if submission.may_submit(visit.who, kind)]
 
 
 async def _list(visit: Visit, fault: str = "") -> Response:
@@ -108,6 +111,7 @@ async def _list(visit: Visit, fault: str = "") -> Response:
     return visit.page(
         "schedules.html", 422 if fault else 200, schedules=await visit.services.schedules.all(), fault=fault,
         values=values, kinds=await _kinds(visit), may_make=_may_make(visit),
+        may_submit=partial(submission.may_submit, visit.who),
     )  # fmt: skip
 
 
@@ -120,7 +124,7 @@ async def _one(visit: Visit, fault: str = "") -> Response:
         values = {name: visit.word(name) for name in FIELDS}
     return visit.page(
         "schedule.html", 422 if fault else 200, one=found, values=values, fault=fault, kinds=await _kinds(visit),
-        may_make=_may_make(visit), times=[at.astimezone(UTC) for at in found.next_times],
+        may_make=_may_make(visit) and submission.may_submit(visit.who, row.kind), times=[at.astimezone(UTC) for at in found.next_times],
     )  # fmt: skip
 
 

@@ -1,0 +1,2 @@
+-- name: upload_owners
+SELECT key, owner FROM kappa_graph.uploads WHERE key = ANY (%(keys)s::uuid[]);

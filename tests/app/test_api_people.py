@@ -364,6 +364,55 @@ async def test_an_admin_can_not_change_a_platform_admin(site: Site) -> None:
     assert (await sign_in(await browser(site), "root")).status_code == 201
 
 
+@pytest.mark.parametrize("role", ROLES)
+async def test_nobody_acts_on_somebody_who_may_do_more(site: Site, operator: httpx2.AsyncClient, role: str) -> None:
+    manages = frozenset({Permission.ACCOUNT_USE, Permission.USERS_VIEW, Permission.USERS_MANAGE})
+    may = ROLES[role] | manages
+    await site.services.people.put_role(KAPPA, "manages", may)
+    await site.services.people.put_role(KAPPA, "shared", [Permission.ACCOUNT_USE])
+    actor = await site.client(token=await person(site, "actor", "manages"))
+    wrong: list[tuple[str, str, int]] = []
+    for theirs, permissions in ROLES.items():
+        name = theirs.replace("_", "-")
+        allowed = permissions <= may
+        await person(site, name, theirs, "shared")
+        made = (await operator.post(f"/users/{name}/tokens", json={"name": "fleet", "scopes": ["account:use"]})).json()
+        target = await site.client(token=made["token"])
+        for method, path, body in (
+            ("PUT", "/roles/shared", {"permissions": []}),
+            ("PATCH", f"/users/{name}", {"password": "another long password"}),
+            ("PATCH", f"/users/{name}", {"roles": []}),
+            ("PATCH", f"/users/{name}", {"enabled": False}),
+            ("PATCH", f"/users/{name}", {"enabled": True}),
+            ("POST", f"/users/{name}/tokens", {"name": "x", "scopes": []}),
+            ("DELETE", f"/tokens/{made['id']}", None),
+            ("DELETE", f"/users/{name}", None),
+        ):
+            answer = await actor.request(method, path, json=body)
+            if (answer.status_code < 300) != allowed or (not allowed and answer.status_code != 403):
+                wrong.append((f"{method} {path}", str(body), answer.status_code))
+            if not allowed:
+                assert sorted(set(permissions) - may)[0] in answer.json()["detail"]
+            if path == "/roles/shared":
+                await operator.put(path, json={"permissions": ["account:use"]})
+            if body == {"roles": []}:
+                await operator.patch(path, json={"roles": [theirs, "shared"]})
+        assert (await target.get("/me")).status_code == (401 if allowed else 200)
+        if not allowed:
+            assert [one for one in await entries(operator, "token.revoke") if one["target"] == str(made["id"])] == []
+            await site.services.people.drop_user(KAPPA, name)
+    assert wrong == []
+
+
+async def test_somebody_revokes_their_own_tokens_whatever_they_may_do(site: Site, operator: httpx2.AsyncClient) -> None:
+    wide = (await operator.post("/tokens", json={"name": "wide"})).json()
+    narrow = (await operator.post("/tokens", json={"name": "narrow", "scopes": ["account:use"]})).json()
+    client = await site.client(token=narrow["token"])
+    assert (await client.delete(f"/tokens/{wide['id']}")).status_code == 204
+    assert (await client.delete(f"/tokens/{narrow['id']}")).status_code == 204
+    assert (await client.get("/me")).status_code == 401
+
+
 async def test_an_admin_can_not_put_more_into_a_role_than_they_have(site: Site) -> None:
     admin = await site.client("admin")
     refused = await admin.put("/roles/ops", json={"permissions": ["jobs:view", "workers:manage"]})

@@ -87,7 +87,7 @@ async def make_own_token(services: Uses, who: Who, body: MakeToken) -> NewTokenV
 
 @routes.delete("/tokens/{token_id}", Permission.ACCOUNT_USE, 404, status_code=204)
 async def revoke_token(services: Uses, who: Who, token_id: Annotated[JobId, Path()]) -> None:
-    """Revoke a token at once: one's own, or any if one may manage users."""
+    """Revoke a token at once: one's own, or with `users:manage` that of somebody who may do no more than oneself."""
     await services.credentials.revoke_token(who, token_id)
 
 

@@ -16,7 +16,7 @@ from psycopg import AsyncConnection
 
 from kappa.app.errors import Forbidden, NotAuthenticated, NotFound, Refused, Throttled
 from kappa.app.permissions import Permission
-from kappa.app.usecases import audit
+from kappa.app.usecases import audit, authority
 from kappa.app.usecases.passwords import Passwords
 from kappa.app.usecases.principal import Principal
 from kappa.pg import AsyncPool, Query, queries
@@ -217,11 +217,13 @@ class Credentials:
             return await run_async(connection, _read_tokens(user, None))
 
     async def revoke_token(self, who: Principal, token_id: int) -> None:
-        """Revoke a token of one's own, or any if one may manage users."""
+        """Revoke a token of one's own, or, if one may manage users, of somebody who may do no more than oneself."""
         async with self._pool.transaction() as connection:
             found = await run_async(connection, _read_tokens(None, token_id))
             if not found or (found[0].user != who.name and not who.may(Permission.USERS_MANAGE)):
                 raise NotFound(f"there is no token {token_id} of {who.name}")
+            if found[0].user != who.name:
+                await authority.require_over_user(connection, who, found[0].user)
             if await _one(connection, REVOKE_TOKEN, id=token_id) is not None:
                 await audit.record(connection, who, "token.revoke", token_id, user=found[0].user)
 

@@ -8,7 +8,7 @@ from psycopg import AsyncConnection
 
 from kappa.app.errors import Conflict, NotFound, Refused
 from kappa.app.permissions import ROLES, Permission
-from kappa.app.usecases import audit
+from kappa.app.usecases import audit, authority
 from kappa.app.usecases.passwords import Passwords
 from kappa.app.usecases.principal import Principal
 from kappa.pg import AsyncPool, queries
@@ -88,6 +88,7 @@ class People:
             before = await run_async(connection, Op(LOCK_ROLE, {"name": name}, _first_row))
             if before is not None:
                 who.require_all(frozenset(before[0]), f"the role {name!r} as it is")
+                await authority.require_over_holders(connection, who, name)
             params = {"name": name, "permissions": sorted(wanted)}
             await run_async(connection, Op(PUT_ROLE, params, nothing))
             await audit.record(connection, who, "role.put", name, permissions=sorted(wanted))
@@ -174,7 +175,7 @@ class People:
         await run_async(connection, Op(LOCK_USERS, {}, nothing))
         await run_async(connection, Op(LOCK_USER, {"name": name}, nothing))
         user = await self._find(connection, name)
-        who.require_all(frozenset(user.permissions), f"the user {name!r}")
+        await authority.require_over_user(connection, who, name)
         return user
 
     async def _find(self, connection: AsyncConnection[Row], name: str) -> User:

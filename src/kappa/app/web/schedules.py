@@ -124,7 +124,8 @@ async def _one(visit: Visit, fault: str = "") -> Response:
         values = {name: visit.word(name) for name in FIELDS}
     return visit.page(
         "schedule.html", 422 if fault else 200, one=found, values=values, fault=fault, kinds=await _kinds(visit),
-        may_make=_may_make(visit) and submission.may_submit(visit.who, row.kind), times=[at.astimezone(UTC) for at in found.next_times],
+        may_make=_may_make(visit) and submission.may_submit(visit.who, row.kind),
+        times=[at.astimezone(UTC) for at in found.next_times],
     )  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from fastapi.routing import iter_route_contexts
 from kappa.app.api import application
 from kappa.app.permissions import MEANING, ROLES, Permission
 from kappa.app.usecases import (
+    audit,
     backups,
     credentials,
     curation,
@@ -166,10 +167,24 @@ def test_the_document_lists_what_every_role_may() -> None:
 def test_the_document_lists_every_audited_action() -> None:
     rows = table(DOCUMENT.read_text(), "The audit log")[1:]
     said = {action.strip(" `") for row in rows for action in row[0].split(",")}
-    modules = (backups, credentials, curation, graph, jobs, ontologies, people, schedules, submission, tools, workers)
+    modules = (
+        audit,
+        backups,
+        credentials,
+        curation,
+        graph,
+        jobs,
+        ontologies,
+        people,
+        schedules,
+        submission,
+        tools,
+        workers,
+    )
     sources = "".join(Path(str(module.__file__)).read_text() for module in modules)
     assert said == set(
         re.findall(
-            r'"((?:user|role|token|session|job|schedule|lane|tool|tool_run|graph|ontology|proposal)\.[a-z_]+)"', sources
+            r'"((?:access|user|role|token|session|job|schedule|lane|tool|tool_run|graph|ontology|proposal)\.[a-z_]+)"',
+            sources,
         )
     )

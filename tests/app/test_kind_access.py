@@ -309,6 +309,25 @@ async def test_what_changes_the_graph_for_all_is_written_down_by_whichever_way(
     assert (await operator.get("/jobs", params={"kind": "vocab_refresh"})).json()["items"] == []
 
 
+async def test_who_was_refused_a_job_is_written_down(site: Site, operator: httpx2.AsyncClient) -> None:
+    contributor, theirs = await site.client("contributor"), await put_upload(site, "somebody")
+    body = {"kind": "ingestion", "payload": {"upload": str(theirs), "ontology": "zoology"}}
+    job = await ended(site, "vocab_refresh", "contributor")
+    await contributor.post("/jobs", json={"kind": "ontology_annealing"})
+    await contributor.post("/jobs", json=body)
+    await contributor.post(f"/jobs/{job}/retry")
+    await contributor.post("/jobs", json={"kind": "self_test", "payload": {"steps": "many"}})
+    written = [
+        (one["who"], one["target"], one["detail"]["wanted"])
+        for one in reversed(await entries(operator, "access.refused"))
+    ]
+    assert written == [
+        ("contributor", "ontology_annealing", "job.enqueue"),
+        ("contributor", "ingestion", "job.enqueue"),
+        ("contributor", str(job), "job.retry"),
+    ]
+
+
 # What is declared
 
 

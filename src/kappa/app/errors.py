@@ -6,6 +6,7 @@ KappaError
     ├── Forbidden          known, but not allowed to
     ├── Throttled          too many tries; says when the next one is listened to
     ├── NotFound
+    │   └── NotTheirs      it belongs to somebody else, which is not said
     ├── Conflict           it is there already, or something needs it
     │   └── Ambiguous      a name that several things have
     ├── Refused            the request makes no sense as it is
@@ -38,6 +39,10 @@ class Throttled(AppError):
 
 class NotFound(AppError):
     """There is no such thing."""
+
+
+class NotTheirs(NotFound):
+    """It belongs to somebody else; whoever asks is told that there is no such thing."""
 
 
 class Conflict(AppError):

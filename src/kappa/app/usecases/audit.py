@@ -1,16 +1,27 @@
-"""The audit log: who did what to what. Written in the transaction of the act, so that neither is without the other."""
+"""The audit log: who did what to what. Written in the transaction of the act, so that neither is without the other.
 
+What somebody was refused is written as well where `refusals` says so, in a transaction of its own.
+"""
+
+from collections.abc import Callable, Coroutine
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from psycopg import AsyncConnection, Connection
 from pydantic_core import to_json
 
+from kappa.app.errors import Forbidden, NotTheirs
 from kappa.app.usecases.principal import Principal
 from kappa.pg import AsyncPool, queries
 from kappa.pg.ops import Op, nothing, run, run_async
 from kappa.pg.queries import Row
+
+T = TypeVar("T")
+P = ParamSpec("P")
+Target = TypeVar("Target")
 
 sql = queries.beside(__file__)
 RECORD = sql["record"]
@@ -28,6 +39,37 @@ class Entry:
     target: str
     detail: dict[str, Any]
     request_id: str | None
+
+
+class UseCases(Protocol):
+    """Use cases over a database."""
+
+    def begin(self) -> AbstractAsyncContextManager[AsyncConnection[Row], bool | None]:
+        """A transaction."""
+        ...
+
+
+U = TypeVar("U", bound=UseCases)
+Act = Callable[Concatenate[U, Principal, Target, P], Coroutine[Any, Any, T]]
+
+
+def refusals(action: str) -> Callable[[Act[U, Target, P, T]], Act[U, Target, P, T]]:
+    """Have it written down when somebody is refused this action for want of a permission, or as not theirs."""
+
+    def decorate(act: Act[U, Target, P, T]) -> Act[U, Target, P, T]:
+        @wraps(act)
+        async def recording(self: U, who: Principal, target: Target, /, *args: P.args, **kwargs: P.kwargs) -> T:
+            try:
+                return await act(self, who, target, *args, **kwargs)
+            except (Forbidden, NotTheirs) as refused:
+                named = getattr(target, "name", target)
+                async with self.begin() as connection:
+                    await record(connection, who, "access.refused", named, wanted=action, reason=str(refused))
+                raise
+
+        return recording
+
+    return decorate
 
 
 async def record(connection: AsyncConnection[Row], who: Principal, action: str, target: object, **detail: Any) -> None:

@@ -8,6 +8,7 @@ import hashlib
 import hmac
 import secrets
 from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any
@@ -107,6 +108,9 @@ class Credentials:
         self._session_lasts = session_lasts
         self._key: bytes | None = None
 
+    def begin(self) -> AbstractAsyncContextManager[AsyncConnection[Row], bool | None]:
+        return self._pool.transaction()
+
     async def by_token(self, secret: str) -> Principal:
         """The user of a token, with the permissions that both of them have."""
         hashed = _hash(secret)
@@ -163,6 +167,7 @@ class Credentials:
         async with self._pool.connection() as connection:
             await run_async(connection, Op(END_SESSION, {"hash": _hash(key)}, nothing))
 
+    @audit.refusals("token.make")
     async def make_token(
         self,
         who: Principal,
@@ -216,6 +221,7 @@ class Credentials:
         async with self._pool.connection() as connection:
             return await run_async(connection, _read_tokens(user, None))
 
+    @audit.refusals("token.revoke")
     async def revoke_token(self, who: Principal, token_id: int) -> None:
         """Revoke a token of one's own, or, if one may manage users, of somebody who may do no more than oneself."""
         async with self._pool.transaction() as connection:

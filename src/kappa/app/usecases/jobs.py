@@ -4,6 +4,7 @@ Which jobs somebody may have made or run is for `submission` to say.
 """
 
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
@@ -25,6 +26,10 @@ class Jobs:
     def __init__(self, client: AsyncClient) -> None:
         self._client = client
 
+    def begin(self) -> AbstractAsyncContextManager[AsyncConnection[Row], bool | None]:
+        return self._client.transaction()
+
+    @audit.refusals("job.enqueue")
     async def enqueue(
         self,
         who: Principal,
@@ -50,6 +55,7 @@ class Jobs:
             timeout=timeout, max_attempts=max_attempts, auto_approve=who.name if auto_approve else None, needs=needs,
         )  # fmt: skip
 
+    @audit.refusals("job.approve")
     async def approve(self, who: Principal, job_id: int) -> Job:
         """Let a job run that awaits approval. It takes what enqueueing one takes."""
         submission.require_permissions(who, (await self._client.show(job_id)).kind)
@@ -74,6 +80,7 @@ class Jobs:
         await self._act(who, job_id, "job.cancel", act, any_job=any_job, reason=reason)
         return await self._client.show(job_id)
 
+    @audit.refusals("job.retry")
     async def retry(self, who: Principal, job_id: int) -> Enqueued:
         """Enqueue a finished job anew; the new job is its submitter's as well. It takes what enqueueing it takes."""
         job = await self._client.show(job_id)

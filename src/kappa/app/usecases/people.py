@@ -1,6 +1,7 @@
 """Users and roles. Nobody can give what they don't have, or change somebody who may do more than they."""
 
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -65,6 +66,9 @@ class People:
         self._pool = pool
         self._passwords = passwords
 
+    def begin(self) -> AbstractAsyncContextManager[AsyncConnection[Row], bool | None]:
+        return self._pool.transaction()
+
     async def install_roles(self) -> None:
         """The roles that are always there, as this version knows them."""
         async with self._pool.transaction() as connection:
@@ -76,6 +80,7 @@ class People:
         async with self._pool.connection() as connection:
             return await run_async(connection, Op(READ_ROLES, {}, lambda rows: [Role(*row) for row in rows]))
 
+    @audit.refusals("role.put")
     async def put_role(self, who: Principal, name: str, permissions: Iterable[str]) -> None:
         """Make a role, or give it other permissions."""
         wanted = frozenset(permissions)
@@ -93,6 +98,7 @@ class People:
             await run_async(connection, Op(PUT_ROLE, params, nothing))
             await audit.record(connection, who, "role.put", name, permissions=sorted(wanted))
 
+    @audit.refusals("role.drop")
     async def drop_role(self, who: Principal, name: str) -> None:
         if name in ROLES:
             raise Conflict(f"the role {name!r} belongs to Kappa and stays")
@@ -114,6 +120,7 @@ class People:
         async with self._pool.connection() as connection:
             return await self._find(connection, name)
 
+    @audit.refusals("user.make")
     async def make_user(
         self, who: Principal, name: str, *, password: str | None = None, roles: Sequence[str] = ()
     ) -> User:
@@ -127,6 +134,7 @@ class People:
             await audit.record(connection, who, "user.make", name, roles=list(roles))
             return await self._find(connection, name)
 
+    @audit.refusals("user.change")
     async def change_user(
         self,
         who: Principal,
@@ -153,6 +161,7 @@ class People:
             await audit.record(connection, who, "user.change", name, **detail)
             return await self._find(connection, name)
 
+    @audit.refusals("user.drop")
     async def drop_user(self, who: Principal, name: str) -> None:
         async with self._pool.transaction() as connection:
             user = await self._lock(connection, who, name)

@@ -4,9 +4,12 @@ Its jobs are approved: who may not approve jobs can't make or change one whose k
 job of whoever asked for it. Once made, a schedule is the server's: it still fires when its maker has lost a permission.
 """
 
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
+
+from psycopg import AsyncConnection
 
 from kappa.app.errors import Conflict
 from kappa.app.permissions import Permission
@@ -14,6 +17,7 @@ from kappa.app.usecases import audit, submission
 from kappa.app.usecases.principal import Principal
 from kappa.engine import AsyncClient, Engine, Enqueued, Schedule, ScheduleError, UnknownKind
 from kappa.engine.schedule import no_schedule, upcoming
+from kappa.pg.queries import Row
 
 PREVIEWED = 5
 
@@ -36,12 +40,16 @@ class Schedules:
         self._client = client
         self._engine = engine
 
+    def begin(self) -> AbstractAsyncContextManager[AsyncConnection[Row], bool | None]:
+        return self._client.transaction()
+
     async def all(self) -> list[ScheduleNow]:
         return [self._now(schedule) for schedule in await self._client.schedules()]
 
     async def show(self, name: str) -> ScheduleNow:
         return self._now(await self._client.show_schedule(name))
 
+    @audit.refusals("schedule.add")
     async def add(self, who: Principal, schedule: Schedule) -> ScheduleNow:
         await self._check(who, schedule.kind)
         async with self._client.transaction() as connection:
@@ -54,6 +62,7 @@ class Schedules:
             )  # fmt: skip
         return self._now(made)
 
+    @audit.refusals("schedule.edit")
     async def edit(self, who: Principal, name: str, changes: dict[str, Any]) -> ScheduleNow:
         """Change columns of a schedule's row. To pause one is all that needs no leave to enqueue its job."""
         if changes != {"enabled": False}:
@@ -69,6 +78,7 @@ class Schedules:
             await audit.record(connection, who, "schedule.edit", name, **changes)
         return self._now(edited)
 
+    @audit.refusals("schedule.run")
     async def run(self, who: Principal, name: str) -> Enqueued:
         """Enqueue its job now. One approval is not one for every time: a kind that asks for it does so here."""
         who.require(Permission.JOBS_ENQUEUE)

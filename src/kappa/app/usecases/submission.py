@@ -6,7 +6,7 @@ from uuid import UUID
 
 from psycopg import AsyncConnection
 
-from kappa.app.errors import NotFound, Refused
+from kappa.app.errors import NotFound, NotTheirs, Refused
 from kappa.app.kinds.access import access_to
 from kappa.app.permissions import Permission
 from kappa.app.usecases import audit
@@ -48,8 +48,11 @@ def require(who: Principal, kind: str) -> None:
 def require_uploads(who: Principal, keys: Sequence[UUID], owners: Mapping[UUID, str]) -> None:
     """Refuse uploads that are not there or belong to others, in the same words."""
     for key in keys:
-        if key not in owners or (owners[key] != who.name and not who.may(Permission.JOBS_MANAGE)):
-            raise NotFound(f"there is no upload {key}; uploads are kept for a day")
+        missing = f"there is no upload {key}; uploads are kept for a day"
+        if key not in owners:
+            raise NotFound(missing)
+        if owners[key] != who.name and not who.may(Permission.JOBS_MANAGE):
+            raise NotTheirs(missing)
 
 
 async def check(connection: AsyncConnection[Row], who: Principal, kind: str, payload: Any) -> None:

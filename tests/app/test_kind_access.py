@@ -13,7 +13,8 @@ import pytest
 
 from kappa.app.kinds.access import ACCESS
 from kappa.app.permissions import ROLES, Permission
-from kappa.engine import Engine, Lane, tools
+from kappa.engine import Engine, JobContext, Lane, tools
+from kappa.engine.testing import drain
 from kappa.graph import Graph
 from kappa.graph.store import ontologies, proposals
 from tests.app.conftest import KAPPA, Site, Up
@@ -212,6 +213,21 @@ async def test_a_kind_of_ones_own_asks_for_leave_to_enqueue(site: Site) -> None:
     assert (await curator.post(f"/jobs/{job}/approve")).status_code == 200
 
 
+async def test_a_handler_may_spawn_what_nobody_may_enqueue(site: Site) -> None:
+    def parent(ctx: JobContext) -> None:
+        ctx.spawn("restore", {"file": 1, "mode": "replace"}, key="child")
+
+    site.engine.job("parent")(parent)
+    site.engine.lane(Lane("parents", kinds=("parent",)))
+    site.engine.install()
+    contributor = await site.client("contributor")
+    assert (await contributor.post("/jobs", json={"kind": "parent"})).status_code == 201
+    await drain(site.engine)
+    (child,) = (await contributor.get("/jobs", params={"kind": "restore"})).json()["items"]
+    assert child["error_summary"] == "the backup of this job is not there any more: restore it anew"
+    assert (await contributor.post(f"/jobs/{child['id']}/retry")).status_code == 403
+
+
 # What a payload names
 
 
@@ -370,10 +386,10 @@ def test_the_requests_that_make_jobs_ask_for_what_their_kinds_ask_for() -> None:
 async def test_every_door_refuses_alike(up: Up) -> None:
     kg = Person(up.home)
     said = "jobs of kind 'restore' can't be enqueued, retried or scheduled: use `POST /restore`"
-    assert kg.refused(1, "job", "enqueue", "restore", "--payload", '{"file": 1, "mode": "full"}') == said
+    assert kg.refused(1, "job", "enqueue", "restore", "--payload", '{"file": 1, "mode": "replace"}') == said
     assert kg.refused(1, "schedule", "add", "mine", "0 3 * * *", "restore") == said
     async with agent(up, "http") as client:
-        assert await refusal(client, "enqueue_job", kind="restore", payload={"file": 1, "mode": "full"}) == said
+        assert await refusal(client, "enqueue_job", kind="restore", payload={"file": 1, "mode": "replace"}) == said
         assert await refusal(client, "add_schedule", name="mine", cron="0 3 * * *", kind="restore") == said
     assert kg.says("job", "enqueue", "self_test")["status"] == "created"
 

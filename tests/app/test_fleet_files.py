@@ -211,7 +211,7 @@ async def test_a_run_is_completed_with_what_was_uploaded_and_nothing_else(
     said = await asyncio.gather(*(remote.call("complete_task", **held, result=result) for _ in range(4)))
     said.append(await remote.call("complete_task", **held, result=result))
     assert [(one.status, one.json()) for one in said] == [(200, {"state": "succeeded"})] * 5
-    rows = connection.execute("SELECT status::text, outputs, exit_code, attempt FROM kappa.tool_runs").fetchall()
+    rows = connection.execute("SELECT status::text, outputs, exit_code, attempt FROM kappa.all_tool_runs").fetchall()
     assert rows == [("succeeded", {"n": 2}, 0, 1)]
     thief = Remote(site, remote.token, "thief")
     assert (await thief.call("complete_task", **held, result=result)).status == 409
@@ -247,14 +247,35 @@ async def test_crowds_that_complete_runs_keep_no_beat_waiting(
         await asyncio.to_thread(eventually, lambda: connection.execute(BLOCKED.encode()).fetchall())
         assert (await remote.call("beat", tasks=[{"task": 1, "token": 1}])).status == 200
         assert pool.use().waiting == 0
-        assert all(one.under_way for one in under_way)
         other.rollback()
-    assert {(await one.answer()).status for one in under_way} == {200}
+    for one, said in zip(runs, under_way, strict=True):
+        if (await said.answer()).status == 503:  # it waits for others for a moment only
+            held = {"task": one["task"], "token": one["token"]}
+            assert (await remote.call("complete_task", **held, result={"outputs": {}})).json() == {"state": "succeeded"}
+        else:
+            assert (await said.answer()).json() == {"state": "succeeded"}
+
+
+async def test_a_locked_tool_run_keeps_no_other_call_of_the_fleet_waiting(
+    site: Site, remote: Remote, connection: Connection, url: str
+) -> None:
+    locked, fine = [await begun(site, remote, connection, f"r{n}") for n in range(2)]
+    held = {"task": locked["task"], "token": locked["token"]}
+    with psycopg.connect(url) as other:
+        other.execute("SELECT FROM kappa.tool_runs WHERE job_id = %s FOR UPDATE", [locked["task"]])
+        said = await asyncio.gather(
+            remote.call("complete_task", **held, result={"outputs": {}}),
+            log(remote, locked, 0, b"said\n"),
+            log(remote, fine, 0, b"said\n"),
+            remote.call("complete_task", task=fine["task"], token=fine["token"], result={"outputs": {}}),
+        )
+        assert [one.status for one in said] == [503, 503, 200, 200]
+    assert (await remote.call("complete_task", **held, result={"outputs": {}})).json() == {"state": "succeeded"}
 
 
 SAME = """SELECT r.status::text, r.attempt, r.outputs, r.exit_code, r.reason, r.error_summary, r.started_at IS NULL,
                  r.finished_at IS NULL, j.state::text, j.attempt, j.result - 'run_id', j.error_summary
-            FROM kappa.tool_runs AS r JOIN kappa.finished_jobs AS j ON j.id = r.job_id WHERE r.id = %s"""
+            FROM kappa.all_tool_runs AS r JOIN kappa.finished_jobs AS j ON j.id = r.job_id WHERE r.id = %s"""
 ARTIFACTS = "SELECT path, media_type, size, sha256 FROM kappa.tool_artifacts WHERE run_id = %s ORDER BY path"
 LOGS = "SELECT attempt, stream, position, content FROM kappa.tool_logs WHERE run_id = %s ORDER BY stream, position"
 SCRIPT = """
@@ -286,7 +307,7 @@ async def test_a_run_that_was_done_elsewhere_leaves_the_same_rows_as_one_that_wa
     with closing(tools.install(site.engine, site.services.settings.home)):
         worker = site.engine.worker(WorkerConfig(lanes=("tools",), lead=False))
         working = asyncio.create_task(worker.run())
-        done = "SELECT 1 FROM kappa.tool_runs WHERE id = %s AND finished_at IS NOT NULL"
+        done = "SELECT 1 FROM kappa.all_tool_runs WHERE id = %s AND finished_at IS NOT NULL"
         await asyncio.to_thread(eventually, lambda: connection.execute(done, [here]).fetchall())
         worker.stop()
         await working

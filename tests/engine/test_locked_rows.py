@@ -6,6 +6,7 @@ import signal
 from collections.abc import Generator
 from contextlib import contextmanager
 from datetime import datetime, timedelta
+from typing import Any
 
 import psycopg
 import pytest
@@ -13,15 +14,16 @@ import pytest
 from kappa.engine import AsyncJobContext, Client, Engine, Executor, JobState, Lane, WorkerConfig, lane_runner
 from kappa.engine.fleet import store
 from kappa.engine.fleet.store import Ending, Update
-from kappa.engine.store import jobs, lanes
-from kappa.engine.store.jobs import Finish, Renewal
+from kappa.engine.store import jobs, lanes, maintenance
+from kappa.engine.store.jobs import Finish, PutBack, Renewal
 from kappa.engine.testing import Heard, working
+from kappa.engine.tools import store as tools
 from kappa.pg.ops import run
 from tests.engine.fleet.floor import held as held_task
 from tests.engine.fleet.floor import open_lane, server, started
 from tests.engine.fleet.floor import put as put_task
 from tests.engine.fleet.floor import take as take_task
-from tests.engine.hands import Connection, put, see, start, take, wait_until_blocked
+from tests.engine.hands import Connection, later, put, see, start, take, wait_until_blocked
 from tests.engine.site import HOUR_MS, Site, place, seen, time_is_up
 from tests.engine.work import LANE
 
@@ -269,7 +271,7 @@ async def test_a_locked_row_keeps_no_other_update_or_settlement_of_the_fleet_wai
                 fleet.settlements(Ending(held_task(three), "succeeded", None)),
                 return_exceptions=True,
             )
-        assert [str(answers[0]), str(answers[2])] == ["another session has the task's row locked: try again"] * 2
+        assert [str(answers[0]), str(answers[2])] == ["another session has locked what this call needs: try again"] * 2
         assert answers[1] == (None,)
         assert see(connection, three.id).state is JobState.SUCCEEDED
         assert await fleet.settlements(Ending(held_task(one), "succeeded", None)) is not None
@@ -285,6 +287,67 @@ def test_a_repeated_request_for_a_task_whose_row_is_locked_gets_it_and_keeps_no_
     with locked(url, first.id):
         (again,) = take_task(connection)
     assert (again.id, again.token) == (first.id, first.token)
+
+
+# Tool runs
+
+
+def tool_run(connection: Connection, **fields: Any) -> int:
+    """The job of a new run."""
+    run(connection, tools.put_tool("wc", "1", "", None, ["wc"], "{}", timedelta(minutes=1), None))
+    run_id, made = run(connection, tools.make_run("wc", "1", None, "null")), put(connection, "tool_run", **fields)
+    run(connection, tools.tie_run(run_id, made))
+    return made
+
+
+def run_of(connection: Connection, job_id: int) -> tools.ToolRun:
+    (found,) = [one for one in run(connection, tools.read_runs()) if one.job_id == job_id]
+    return found
+
+
+def test_nothing_that_becomes_of_a_job_waits_for_the_row_of_its_tool_run(url: str, connection: Connection) -> None:
+    job = tool_run(connection, max_attempts=2)
+    expiring = tool_run(connection, approval=True)
+    cancelled = tool_run(connection)
+    with psycopg.connect(url) as other:
+        other.execute("SELECT FROM kappa.tool_runs FOR UPDATE")
+        connection.execute("SET lock_timeout = '5s'")
+        assert run(connection, jobs.cancel_before_start(cancelled, [JobState.QUEUED], "enough"))
+        assert run(connection, maintenance.expire(later(connection, days=2))) == 1
+        for attempt in (1, 2):
+            (claimed,) = take(connection, "tools")
+            assert run(connection, jobs.mark_started([(job, claimed.token)])) == {job}
+            found = run_of(connection, job)
+            assert (found.status, found.attempt, found.started_at is None) == ("running", attempt, False)
+            if attempt == 1:
+                assert run(connection, jobs.put_back([PutBack(job, claimed.token, 60.0, summary="once")])) == {job}
+                found = run_of(connection, job)
+                assert (found.status, found.available_at is None, found.error_summary) == ("queued", False, "once")
+                assert run(connection, maintenance.promote(later(connection, hours=1))) == 1
+        failed = Finish(job, claimed.token, JobState.FAILED, summary="twice")
+        assert run(connection, jobs.settle([failed])) == {job}
+    found = run_of(connection, job)
+    assert (found.status, found.attempt, found.error_summary) == ("failed", 2, "twice")
+    assert found.finished_at == see(connection, job).finished_at is not None
+    assert [run_of(connection, one).reason for one in (expiring, cancelled)] == ["expired", "enough"]
+
+
+def test_the_tool_runs_of_a_fleet_keep_no_beat_or_settlement_waiting_while_a_row_is_locked(
+    url: str, connection: Connection
+) -> None:
+    run(connection, lanes.edit_lane("tools", {"executor": Executor.FLEET, "max_slots": 10}))
+    ids = [tool_run(connection) for _ in range(3)]
+    given = take_task(connection, most=3, kinds=("tool_run",))
+    one, two, three = (held_task(task) for task in given)
+    with psycopg.connect(url) as other:
+        other.execute("SELECT FROM kappa.tool_runs WHERE job_id = %s FOR UPDATE", [ids[0]])
+        connection.execute("SET lock_timeout = '5s'")
+        assert run(connection, store.update([Update(one, True, 1.0, None, None, None)])) == {0: None}
+        assert run(connection, store.beat([one, two, three])) == []
+        assert len(run(connection, store.settle([Ending(one, "failed"), Ending(two, "failed")]))) == 2
+        run(connection, maintenance.reap(later(connection, hours=1)))
+        assert run(connection, maintenance.bury()) == 1
+    assert [run_of(connection, job).status for job in ids] == ["failed"] * 3
 
 
 # Starts

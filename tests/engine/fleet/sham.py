@@ -46,6 +46,7 @@ class Sham:
     beat_seconds: float = 0.05
     wait_seconds: float = 30.0
     protocol: int = wire.PROTOCOL
+    accepts_stale_timeout: bool = True
     said: list[Said] = field(default_factory=list)
     faults: dict[str, deque[Fault]] = field(default_factory=lambda: defaultdict(deque))
     queue: deque[wire.Task] = field(default_factory=deque)
@@ -164,6 +165,7 @@ class Sham:
         welcome = wire.Welcome(
             protocol=self.protocol, server="sham", kinds=body["kinds"], beat_seconds=self.beat_seconds,
             lease_seconds=60, wait_seconds=self.wait_seconds, max_body=1_000_000,
+            accepts_stale_timeout=self.accepts_stale_timeout,
         )  # fmt: skip
         return 200, welcome.model_dump()
 

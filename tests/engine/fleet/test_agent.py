@@ -1,6 +1,7 @@
 """An agent and a server that fails it: nothing is done twice, nothing is lost, nothing is said of what is lost."""
 
 import asyncio
+import math
 import threading
 from collections.abc import AsyncIterator
 from datetime import timedelta
@@ -319,6 +320,31 @@ async def test_a_token_that_does_not_count_ends_the_agent(camp: Camp, server: Sh
             await camp.ended()
     assert refused.value.status == 401
     assert server.settled.keys(), "what it held is given back if the server listens"
+
+
+@pytest.mark.parametrize("accepts", [True, False])
+async def test_a_kinds_own_stale_timeout_is_told_to_a_server_that_knows_of_it(
+    camp: Camp, server: Sham, accepts: bool
+) -> None:
+    server.accepts_stale_timeout = accepts  # a server of before refuses fields that it doesn't know
+    own = {"usual": None, "patient": timedelta(hours=2), "silent": timedelta.max}
+    for kind, stale_timeout in own.items():
+        camp.registry.add(kind, lambda ctx: None, stale_timeout=stale_timeout)
+    tasks = {kind: server.put(kind) for kind in own}
+    async with camp.agent_at_work(slots=3):
+        for task in tasks.values():
+            await server.settlement(task)
+    told = {kind: server.heard("update_task", task)[0].get("stale_timeout") for kind, task in tasks.items()}
+    assert told == ({"usual": None, "patient": 7200, "silent": wire.NO_TIMEOUT} if accepts else dict.fromkeys(own))
+
+
+async def test_a_task_without_a_time_out_has_endless_time(camp: Camp, server: Sham) -> None:
+    left: list[float] = []
+    camp.registry.add("endless", lambda ctx: left.append(ctx.seconds_left))
+    task = server.put("endless", seconds_left=wire.NO_TIMEOUT)
+    async with camp.agent_at_work():
+        await server.settlement(task)
+    assert left == [math.inf]
 
 
 async def test_another_version_of_the_wire_is_refused(camp: Camp, server: Sham, gate: Gate) -> None:

@@ -237,3 +237,15 @@ async def test_a_writer_that_breaks_leaves_nobody_waiting() -> None:
     assert all(isinstance(one, Refused) and one.code is Refusal.UNAVAILABLE for one in answers)
     gate.set()
     assert await group(5) == 5
+
+
+async def test_a_lock_on_something_other_than_the_tasks_keeps_only_those_calls_from_being_written_that_need_it(
+    url: str, connection: Connection, other: Connection
+) -> None:
+    given = [started(connection) for _ in range(5)]
+    async with server(url) as fleet:
+        other.execute("SELECT FROM kappa.fleet_tasks WHERE job_id = %s FOR UPDATE", [given[1].id])
+        said = await asyncio.gather(*(settles(fleet, one) for one in given), return_exceptions=True)
+        assert [isinstance(one, Refused) for one in said] == [False, True, False, False, False]
+        other.rollback()
+        assert (await settles(fleet, given[1])).state == "succeeded"

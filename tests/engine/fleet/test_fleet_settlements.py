@@ -280,3 +280,38 @@ def test_retention_forgets_old_claims_but_not_those_that_are_held(connection: Co
     assert found == [(kept.id,)]
     assert connection.execute("SELECT count(*) FROM kappa.job_needs").fetchall() == [(1,)]
     assert claim(connection) != []
+
+
+# Silence
+
+
+def test_a_kinds_own_stale_timeout_counts_before_the_lanes_and_an_edit_of_the_lane_for_all_others(
+    connection: Connection,
+) -> None:
+    patient, hasty, usual = (started(connection, max_attempts=3) for _ in range(3))
+    for given, seconds in ((patient, 1e9), (hasty, 5.0)):
+        assert run(connection, store.update([Update(held(given), True, None, None, None, None, seconds)]))
+    connection.execute("UPDATE kappa.lanes SET stale_timeout = '1 minute' WHERE name = 'far'")
+
+    def silent_for(seconds: int) -> list[tuple[int, str, str | None]]:
+        connection.execute(
+            """UPDATE kappa.jobs SET attempt_started_at = now() - %(for)s, progress_at = now() - %(for)s
+                WHERE state = 'running'""",
+            {"for": timedelta(seconds=seconds)},
+        )
+        return beat(connection, held(patient), held(hasty), held(usual))
+
+    assert silent_for(3) == []
+    assert silent_for(30) == [(1, "lost", None)]
+    assert (see(connection, hasty.id).state, see(connection, hasty.id).error_summary) == (
+        JobState.SCHEDULED, "no progress for 5 s",
+    )  # fmt: skip
+    assert sorted(silent_for(90)) == [(1, "lost", None), (2, "lost", None)]
+    assert see(connection, patient.id).state is JobState.RUNNING
+
+
+def test_a_later_word_without_a_stale_timeout_leaves_it_as_it_is(connection: Connection) -> None:
+    given = started(connection)
+    for seconds in (7.0, None):
+        run(connection, store.update([Update(held(given), True, None, None, None, None, seconds)]))
+    assert row(connection, given.id, "stale_timeout") == (timedelta(seconds=7),)

@@ -6,6 +6,7 @@ all claims, or at their end, where they have seen that there is nothing and writ
 
 import asyncio
 import itertools
+import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -13,6 +14,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from pydantic import BaseModel
 
 from kappa.engine.fleet import dispatch, store, waiting_room, wire
 from kappa.engine.fleet.dispatch import Fleet
@@ -268,6 +270,32 @@ async def test_a_wait_that_ends_has_an_answer_that_says_when_to_come_again(url: 
             assert said.tasks == []
             assert said.retry_after is not None
             assert low <= said.retry_after <= high
+
+
+class TaskOfProtocol1(BaseModel):
+    """What workers of the first release read."""
+
+    task: int
+    token: int
+    kind: str
+    lane: str
+    payload: Any
+    attempt: int
+    max_attempts: int
+    seconds_left: float
+    lease_seconds: float
+    checkpoint: Any = None
+    tool: wire.Tool | None = None
+
+
+async def test_a_worker_that_knows_of_no_endless_task_can_read_one(url: str, connection: Connection) -> None:
+    assert wire.PROTOCOL == 1, "a later protocol may do without this"
+    put(connection)
+    put(connection, timeout=timedelta(minutes=1))
+    async with server(url) as fleet:
+        given = await answer(await enters(fleet, count=2))
+        said = json.loads(await fleet.tasks(given, at_once=True))["tasks"]
+    assert [TaskOfProtocol1.model_validate(one).seconds_left for one in said] == [wire.NO_TIMEOUT, 60]
 
 
 async def test_a_wait_that_ends_while_a_task_is_claimed_gives_that_task(

@@ -54,10 +54,10 @@ WATCH = """
 CREATE TABLE commits (id serial, run bigint, status text, attempt int);
 CREATE FUNCTION kappa.compare(wanted bigint) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
-    run kappa.tool_runs;
+    run kappa.all_tool_runs;
     job kappa.all_jobs;
 BEGIN
-    SELECT * INTO run FROM kappa.tool_runs WHERE job_id = wanted;
+    SELECT * INTO run FROM kappa.all_tool_runs WHERE job_id = wanted;
     SELECT * INTO job FROM kappa.all_jobs WHERE id = wanted;
     IF job.id IS NULL OR job.kind <> 'tool_run' THEN
         RETURN;
@@ -75,12 +75,16 @@ CREATE FUNCTION kappa.compare_job() RETURNS trigger LANGUAGE plpgsql AS
     $$ BEGIN PERFORM kappa.compare(NEW.id); RETURN NULL; END $$;
 CREATE FUNCTION kappa.compare_run() RETURNS trigger LANGUAGE plpgsql AS
     $$ BEGIN PERFORM kappa.compare(NEW.job_id); RETURN NULL; END $$;
+CREATE FUNCTION kappa.compare_outcome() RETURNS trigger LANGUAGE plpgsql AS
+    $$ BEGIN PERFORM kappa.compare(coalesce(NEW.job_id, OLD.job_id)); RETURN NULL; END $$;
 CREATE CONSTRAINT TRIGGER compare AFTER INSERT OR UPDATE ON kappa.jobs
     DEFERRABLE INITIALLY DEFERRED FOR EACH ROW WHEN (NEW.kind = 'tool_run') EXECUTE FUNCTION kappa.compare_job();
 CREATE CONSTRAINT TRIGGER compare AFTER INSERT OR UPDATE ON kappa.finished_jobs
     DEFERRABLE INITIALLY DEFERRED FOR EACH ROW WHEN (NEW.kind = 'tool_run') EXECUTE FUNCTION kappa.compare_job();
 CREATE CONSTRAINT TRIGGER compare AFTER INSERT OR UPDATE ON kappa.tool_runs
     DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION kappa.compare_run();
+CREATE CONSTRAINT TRIGGER compare AFTER INSERT OR UPDATE OR DELETE ON kappa.tool_run_outcomes
+    DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION kappa.compare_outcome();
 """
 
 
@@ -92,16 +96,15 @@ def watched(connection: psycopg.Connection[Any]) -> None:
 
 @pytest.mark.usefixtures("watched")
 async def test_a_commit_in_which_a_run_and_its_job_differ_is_seen(
-    toolbox: Tools, connection: psycopg.Connection[Any]
+    engine: Engine, toolbox: Tools, connection: psycopg.Connection[Any]
 ) -> None:
     """That the watch of these tests can bark."""
     await toolbox.register("ok", "1", argv=shell(OK))
     await toolbox.run("ok")
-    with pytest.raises(psycopg.errors.RaiseException, match="says"):
-        connection.execute("UPDATE kappa.tool_runs SET status = 'succeeded'")
-    connection.execute("ALTER TABLE kappa.jobs DISABLE TRIGGER jobs_mirror")
-    with pytest.raises(psycopg.errors.RaiseException, match="says"):
-        connection.execute("UPDATE kappa.jobs SET state = 'scheduled', run_at = now()")
+    await drain(engine, FOLLOWER)
+    for statement in ("UPDATE kappa.tool_run_outcomes SET status = 'failed'", "DELETE FROM kappa.tool_run_outcomes"):
+        with pytest.raises(psycopg.errors.RaiseException, match="says"):
+            connection.execute(statement)
 
 
 @pytest.mark.usefixtures("watched")
@@ -203,8 +206,30 @@ def test_a_run_that_backs_off_while_the_schema_is_migrated_is_queued_then(empty_
             VALUES (7, 'tools', 'tool_run', 'scheduled', '2100-01-01 UTC');
             INSERT INTO kappa.tool_runs (job_id, tool, version, status) VALUES (7, 'wc', '1', 'scheduled')""")
         migrate(connection, COMPONENTS)
-        rows = connection.execute("SELECT status, available_at = '2100-01-01 UTC' FROM kappa.tool_runs").fetchall()
+        rows = connection.execute("SELECT status, available_at = '2100-01-01 UTC' FROM kappa.all_tool_runs").fetchall()
         assert rows == [("queued", True)]
+
+
+def test_a_run_that_ended_before_the_schema_was_migrated_says_how_and_one_that_was_silent_may_stay_so(
+    empty_url: str,
+) -> None:
+    (engine,) = (part for part in COMPONENTS if part.name == "engine")
+    number = next(step.number for step in engine.steps if step.name == "tool_run_outcomes")
+    with psycopg.connect(empty_url, autocommit=True) as connection:
+        migrate(connection, [Component("engine", engine.steps[: number - 1])])
+        connection.execute("""
+            INSERT INTO kappa.tools (name, version, argv) VALUES ('wc', '1', '{wc}');
+            INSERT INTO kappa.jobs (id, lane, kind, state) VALUES (7, 'tools', 'tool_run', 'queued');
+            INSERT INTO kappa.tool_runs (job_id, tool, version, status) VALUES (7, 'wc', '1', 'queued');
+            INSERT INTO kappa.tool_runs (job_id, tool, version, status, finished_at, attempt, error_summary)
+            VALUES (6, 'wc', '1', 'failed', '2020-01-01 UTC', 2, 'why')""")
+        migrate(connection, COMPONENTS)
+        rows = connection.execute(
+            "SELECT status, finished_at IS NULL, attempt, error_summary FROM kappa.all_tool_runs ORDER BY job_id"
+        )
+        assert rows.fetchall() == [("failed", False, 2, "why"), ("queued", True, 0, None)]
+        silent = connection.execute("SELECT stale_timeout > interval '50 years' FROM kappa.jobs").fetchall()
+        assert silent == [(True,)]
 
 
 async def test_a_run_has_one_attempt_unless_more_are_asked_for(

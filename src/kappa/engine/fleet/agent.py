@@ -90,6 +90,7 @@ class Agent:
             if welcome is None:
                 return
             self._beat_seconds = welcome.beat_seconds
+            crew.reports_stale_timeout = welcome.accepts_stale_timeout
             beating = asyncio.create_task(self._beat(welcome.tasks_per_beat), name="beat")
             asking = asyncio.create_task(self._recover_and_ask(welcome), name="ask")
             stopped = asyncio.create_task(self._stop.wait())

@@ -155,6 +155,7 @@ class FleetApp:
                 lease_seconds=self.fleet.lease_seconds,
                 wait_seconds=MAX_WAIT,
                 max_body=self._max_body,
+                accepts_stale_timeout=True,
             )
         )
 

@@ -31,6 +31,8 @@ class Crew:
         self.bench = bench
         self.threads = Threads(keep_threads)
         self.freed = asyncio.Event()
+        self.reports_stale_timeout = False
+        """Whether the server accepts a kind's own stale_timeout."""
         self._beside = BoundedThreads(THREADS_BESIDE)
         self._duties: dict[tuple[int, int], tuple[Duty, asyncio.Task[None]]] = {}
         self._stack = ExitStack()
@@ -74,7 +76,10 @@ class Crew:
             self.bench.expect(task)
         forget = self.bench.forget if self.bench is not None else _nothing
         handler = self.registry.get(task.kind)
-        return Duty(entry, task, handler, self.link, self.journal, self.threads, self._beside, forget)
+        return Duty(
+            entry, task, handler, self.link, self.journal, self.threads, self._beside, forget,
+            reports_stale_timeout=self.reports_stale_timeout,
+        )  # fmt: skip
 
     def begin(self, duty: Duty, work: Coroutine[Any, Any, None]) -> None:
         held = (duty.task.task, duty.task.token)

@@ -194,7 +194,9 @@ class Fleet:
         held = HeldTask(said.task, said.token, who.owner(said.worker))
         given = "checkpoint" in said.model_fields_set
         checkpoint = to_json(said.checkpoint).decode() if given else None
-        found = await self.updates(Update(held, said.started, said.done, said.total, said.message, checkpoint))
+        found = await self.updates(
+            Update(held, said.started, said.done, said.total, said.message, checkpoint, said.stale_timeout)
+        )
         if found is None:
             raise lost(said.task)
         return found[0]
@@ -430,6 +432,7 @@ def _merge(earlier: Update | None, later: Update) -> Update:
         earlier.total if later.total is None else later.total,
         earlier.message if later.message is None else later.message,
         earlier.checkpoint if later.checkpoint is None else later.checkpoint,
+        earlier.stale_timeout if later.stale_timeout is None else later.stale_timeout,
     )
 
 
@@ -437,8 +440,8 @@ def _task(given: Given, tool: wire.Tool | None) -> bytes:
     """`wire.Task`. What somebody else wrote goes as it is: it may be nested more deeply than one can read here."""
     head = to_json({
         "task": given.id, "token": given.token, "kind": given.kind, "lane": given.lane, "attempt": given.attempt,
-        "max_attempts": given.max_attempts, "seconds_left": given.seconds_left, "lease_seconds": given.lease_seconds,
-        "tool": tool,
+        "max_attempts": given.max_attempts, "lease_seconds": given.lease_seconds, "tool": tool,
+        "seconds_left": wire.NO_TIMEOUT if given.seconds_left is None else min(given.seconds_left, wire.NO_TIMEOUT),
     })  # fmt: skip
     checkpoint = "null" if given.checkpoint is None else given.checkpoint
     return b'%b,"payload":%b,"checkpoint":%b}' % (head[:-1], given.payload.encode(), checkpoint.encode())

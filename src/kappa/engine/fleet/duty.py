@@ -51,6 +51,8 @@ class Duty:
         threads: Threads,
         beside: BoundedThreads,
         forget: Callable[[wire.Task], None],
+        *,
+        reports_stale_timeout: bool = False,
     ) -> None:
         self.task = task
         self.running = Running(claimed_of(task, adopted=entry.begun_at is not None), handler, task.lane)
@@ -65,6 +67,7 @@ class Duty:
         self._settling = False
         self._releasing = False
         self._forget = forget
+        self._reports_stale_timeout = reports_stale_timeout
         self._office = RemoteOffice(link, beside, task.checkpoint, self._over, self.hear)
 
     async def run(self) -> None:
@@ -141,9 +144,7 @@ class Duty:
             return None
         try:
             await self._write(self._entry)
-            answer = await self._link.until_answered(
-                "update_task", wire.UpdateTask(**self._whose(), started=True), wire.Updated, self._over
-            )
+            answer = await self._link.until_answered("update_task", self._start_report(), wire.Updated, self._over)
             if answer is None:
                 return None
             self._entry = self._entry.model_copy(update={"begun_at": time.time()})
@@ -167,6 +168,13 @@ class Duty:
             return Finish(*running.held, JobState.CANCELLED, reason=answer.cancel)
         log.info("task %d begins", self.task.task, extra=running.facts)
         return None
+
+    def _start_report(self) -> wire.UpdateTask:
+        own = self.running.handler.stale_timeout
+        if own is None or not self._reports_stale_timeout:
+            return wire.UpdateTask(**self._whose(), started=True)
+        seconds = min(own.total_seconds(), wire.NO_TIMEOUT)
+        return wire.UpdateTask(**self._whose(), started=True, stale_timeout=seconds)
 
     def _start(self) -> "asyncio.Future[Outcome | None]":
         if self.running.handler.is_async:

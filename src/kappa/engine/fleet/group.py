@@ -75,7 +75,7 @@ class Group(Generic[T, R]):
         self.statements += 1
         try:
             async with asyncio.timeout(PATIENCE):
-                batch, answers = await self._write_unlocked(batch)
+                await self._write_unlocked(batch)
         except UNKEEPABLE as error:
             # Something in it can't be kept, ever. Without it, the others can.
             if len(batch) > 1:
@@ -90,24 +90,31 @@ class Group(Generic[T, R]):
         except BaseException:
             self._tell(batch, None)
             raise
-        else:
-            for (_, future), answer in zip(batch, answers, strict=True):
-                if not future.done():
-                    future.set_result(answer)
 
-    async def _write_unlocked(
-        self, batch: list[tuple[T, "asyncio.Future[R]"]]
-    ) -> tuple[list[tuple[T, "asyncio.Future[R]"]], Sequence[R]]:
-        """What was written of a batch, and the answers."""
-        while True:
+    async def _write_unlocked(self, batch: list[tuple[T, "asyncio.Future[R]"]]) -> None:
+        """Write a batch, except what needs a lock that another session has."""
+        while batch:
             try:
-                return batch, await self._write([item for item, _ in batch]) if batch else []
+                answers = await self._write([item for item, _ in batch])
             except psycopg.errors.LockNotAvailable:
                 if self._locked is None:
                     raise
                 locked = await self._locked([item for item, _ in batch])
                 self._tell([call for call in batch if call[0] in locked], row_locked())
                 batch = [call for call in batch if call[0] not in locked]
+                if not locked:
+                    # The lock is on something else that one of them needs. Halves find out which.
+                    if len(batch) == 1:
+                        self._tell(batch, row_locked())
+                        return
+                    half = len(batch) // 2
+                    await self._write_unlocked(batch[:half])
+                    batch = batch[half:]
+            else:
+                for (_, future), answer in zip(batch, answers, strict=True):
+                    if not future.done():
+                        future.set_result(answer)
+                return
 
     def _tell(self, batch: list[tuple[T, "asyncio.Future[R]"]], error: Refused | None) -> None:
         for _, future in batch:
@@ -116,7 +123,7 @@ class Group(Generic[T, R]):
 
 
 def row_locked() -> Refused:
-    return Refused(Refusal.UNAVAILABLE, "another session has the task's row locked: try again")
+    return Refused(Refusal.UNAVAILABLE, "another session has locked what this call needs: try again")
 
 
 def unkeepable(error: psycopg.Error) -> Refused:

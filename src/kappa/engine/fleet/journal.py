@@ -55,9 +55,9 @@ class Entry(BaseModel):
         return wire.Held(task=self.task.task, token=self.task.token)
 
     @property
-    def seconds_left(self) -> float | None:
-        if self.task.seconds_left is None:
-            return None
+    def seconds_left(self) -> float:
+        if self.task.seconds_left >= wire.NO_TIMEOUT:
+            return wire.NO_TIMEOUT
         return self.task.seconds_left - (0 if self.begun_at is None else max(0.0, time.time() - self.begun_at))
 
 

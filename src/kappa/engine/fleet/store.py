@@ -78,6 +78,7 @@ class Update(NamedTuple):
     total: float | None
     message: str | None
     checkpoint: str | None
+    stale_timeout: float | None = None
 
 
 class Ending(NamedTuple):
@@ -154,6 +155,7 @@ def update(updates: Sequence[Update]) -> Op[dict[int, str | None]]:
         "total": [one.total for one in updates],
         "messages": [one.message for one in updates],
         "checkpoints": [one.checkpoint for one in updates],
+        "stale_timeouts": [one.stale_timeout for one in updates],
     }
     return Op(UPDATE, params, lambda rows: {row[0] - 1: row[1] for row in rows})
 

@@ -9,7 +9,7 @@ SELECT * FROM kappa.fleet_beat(%(ids)s::bigint[], %(tokens)s::bigint[], %(owners
 -- name: update
 SELECT * FROM kappa.fleet_update(%(ids)s::bigint[], %(tokens)s::bigint[], %(owners)s::text[], %(started)s::boolean[],
                                  %(done)s::double precision[], %(total)s::double precision[], %(messages)s::text[],
-                                 %(checkpoints)s::text[]);
+                                 %(checkpoints)s::text[], %(stale_timeouts)s::double precision[]);
 
 -- name: settle
 -- Where a lane was full its slot is worth a wake-up: whoever waits for it was told nothing when its jobs came. A lane's
@@ -62,7 +62,10 @@ SELECT r.id, j.attempt + (j.attempt_started_at IS NULL)::int, coalesce((t.limits
  WHERE j.id = %(id)s AND j.lease_token = %(token)s AND j.lease_owner = %(owner)s AND j.state = 'running';
 
 -- name: hold_run
-SELECT r.id FROM kappa.jobs AS j JOIN kappa.tool_runs AS r ON r.job_id = j.id
+-- For a transaction of several statements on a connection that many need: it waits for nobody's locks for long, and a server
+-- that stops in the middle loses its session.
+SELECT r.id, set_config('lock_timeout', '1s', true), set_config('idle_in_transaction_session_timeout', '5s', true)
+  FROM kappa.jobs AS j JOIN kappa.tool_runs AS r ON r.job_id = j.id
  WHERE j.id = %(id)s AND j.lease_token = %(token)s AND j.lease_owner = %(owner)s AND j.state = 'running'
    FOR UPDATE OF j NOWAIT;
 

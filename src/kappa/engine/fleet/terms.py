@@ -15,7 +15,7 @@ Outcome = Finish | PutBack
 
 def seconds_left(task: wire.Task) -> float:
     """Until its time-out; a task may have none."""
-    return math.inf if task.seconds_left is None else task.seconds_left
+    return math.inf if task.seconds_left >= wire.NO_TIMEOUT else task.seconds_left
 
 
 def claimed_of(task: wire.Task, *, adopted: bool) -> Claimed:

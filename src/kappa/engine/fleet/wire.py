@@ -11,6 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field
 PROTOCOL = 1
 PREFIX = "/fleet/v1/"
 
+NO_TIMEOUT = 1e9
+"""Seconds, about 31 years. A number, because workers of protocol 1 expect one."""
 MAX_TASKS_PER_REQUEST = 64
 MAX_TASKS_PER_BEAT = 1000
 MAX_WAIT = 60.0
@@ -74,6 +76,7 @@ class Welcome(BaseModel):
     tasks_per_request: int = MAX_TASKS_PER_REQUEST
     tasks_per_beat: int = MAX_TASKS_PER_BEAT
     max_body: int
+    accepts_stale_timeout: bool = Field(default=False, description="Whether `update_task` may have a `stale_timeout`")
 
 
 class RequestTask(Able):
@@ -107,8 +110,8 @@ class Task(BaseModel):
     payload: Any
     attempt: int = Field(description="The number that the attempt will have once it has begun")
     max_attempts: int
-    seconds_left: float | None = Field(
-        description="Until the time-out, counted from the attempt's start; null if there is none"
+    seconds_left: float = Field(
+        description=f"Until the time-out, counted from the attempt's start; {NO_TIMEOUT:.0f} if there is none"
     )
     lease_seconds: float
     checkpoint: Any = None
@@ -154,6 +157,11 @@ class UpdateTask(Held):
 
     worker: Worker
     started: bool = Field(default=False, description="The work begins now: the attempt counts from here")
+    stale_timeout: float | None = Field(
+        default=None, gt=0, le=NO_TIMEOUT, allow_inf_nan=False,
+        description="Seconds that the task may report no progress, where its kind has a limit of its own. Only for a "
+        "server that `accepts_stale_timeout`",
+    )  # fmt: skip
     done: float | None = Field(default=None, allow_inf_nan=False)
     total: float | None = Field(default=None, allow_inf_nan=False)
     message: str | None = Field(default=None, max_length=SUMMARY_LIMIT)

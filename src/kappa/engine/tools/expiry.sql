@@ -3,7 +3,7 @@
 WITH gone AS (
     DELETE FROM kappa.tool_artifacts AS a
      WHERE (a.run_id, a.path) IN (
-            SELECT o.run_id, o.path FROM kappa.tool_artifacts AS o JOIN kappa.tool_runs AS r ON r.id = o.run_id
+            SELECT o.run_id, o.path FROM kappa.tool_artifacts AS o JOIN kappa.all_tool_runs AS r ON r.id = o.run_id
              WHERE r.finished_at < coalesce(%(now)s::timestamptz, now()) - %(keep)s::interval LIMIT %(limit)s::int)
     RETURNING a.run_id, a.path, a.sha256
 ), written AS (

@@ -1,6 +1,7 @@
 """What a run of a tool says of its job: the job's state, but `queued` where the job is `scheduled`.
 
-The triggers that mirror jobs into `tool_runs` do so in the job's own transaction; this module names the values.
+While the job lives, a run's status is read from the job (the view `all_tool_runs`); its end is kept in
+`tool_run_outcomes`, written in the job's own transaction. This module names the values.
 """
 
 from enum import StrEnum

@@ -24,13 +24,16 @@ RETURNING id;
 INSERT INTO kappa.tool_inputs (run_id, name, content) VALUES (%(run_id)s, %(name)s, %(content)s);
 
 -- name: tie_run
-UPDATE kappa.tool_runs AS r SET job_id = j.id, status = kappa.tool_run_status(j.state), available_at = j.run_at
-  FROM kappa.jobs AS j WHERE r.id = %(run_id)s AND j.id = %(job_id)s;
+-- Tools may be silent for as long as they like: they have time-outs. Wherever the job runs, that is its stale_timeout.
+WITH job AS (
+    UPDATE kappa.jobs SET stale_timeout = '100 years' WHERE id = %(job_id)s
+)
+UPDATE kappa.tool_runs SET job_id = %(job_id)s WHERE id = %(run_id)s;
 
 -- name: read_runs
 SELECT id, job_id, tool, version, status::text, requested_by, requested_at, available_at, started_at, finished_at,
        attempt, inputs, outputs, exit_code, reason, error_summary
-  FROM kappa.tool_runs
+  FROM kappa.all_tool_runs
  WHERE (%(id)s::bigint IS NULL OR id = %(id)s::bigint)
    AND (%(tool)s::text IS NULL OR tool = %(tool)s::text)
    AND (%(states)s::text[] IS NULL OR status::text = ANY (%(states)s::text[]))
@@ -49,10 +52,8 @@ SELECT name, content FROM kappa.tool_inputs WHERE run_id = %(run_id)s ORDER BY n
 
 -- name: put_log
 -- Guarded by the lease as everything that an attempt writes; said twice it is there once.
-INSERT INTO kappa.tool_logs (run_id, attempt, stream, position, content)
-SELECT %(run_id)s, %(attempt)s, %(stream)s, %(position)s, %(content)s
-  FROM kappa.jobs WHERE id = %(job_id)s AND lease_token = %(token)s AND state = 'running'
-ON CONFLICT DO NOTHING;
+SELECT kappa.put_tool_log(%(run_id)s::bigint, %(attempt)s::int, %(stream)s::text, %(position)s::int, %(content)s::bytea,
+                          %(job_id)s::bigint, %(token)s::bigint);
 
 -- name: log_length
 SELECT coalesce(max(position + length(content)), 0) FROM kappa.tool_logs
@@ -83,6 +84,4 @@ SELECT id, attempt + (state <> 'running' OR attempt_started_at IS NULL)::int FRO
  WHERE id = ANY (%(ids)s::bigint[]);
 
 -- name: note_exit
-UPDATE kappa.tool_runs SET exit_code = %(exit_code)s
- WHERE id = %(run_id)s
-   AND EXISTS (SELECT FROM kappa.jobs WHERE id = %(job_id)s AND lease_token = %(token)s AND state = 'running');
+SELECT kappa.note_tool_exit(%(run_id)s::bigint, %(exit_code)s::int, %(job_id)s::bigint, %(token)s::bigint);

@@ -3,10 +3,13 @@
 import asyncio
 import os
 import signal
+from collections.abc import Generator
+from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
+import psutil
 import pytest
 
 from kappa.engine import Client, Engine, Job, JobState, WorkerConfig
@@ -67,6 +70,22 @@ def runs(site: Site, client: Client, kind: str, **task: object) -> Job:
     """A job that a worker began and whose start is counted."""
     made = client.enqueue(kind, site.task(**task))  # type: ignore[arg-type]
     return eventually(lambda: job if (job := client.show(made.id)).attempt == 1 and site.said else None)
+
+
+@contextmanager
+def frozen_for_good(worker: Script) -> Generator[None]:
+    """The worker and its children, stopped at once and never continued."""
+    process = psutil.Process(worker.process.pid)
+    family = [process, *process.children(recursive=True)]
+    for member in family:
+        member.suspend()
+    try:
+        for member in family:
+            eventually(lambda member=member: member.status() == psutil.STATUS_STOPPED, what="it is stopped")
+        yield
+    finally:
+        for member in family:
+            member.kill()
 
 
 async def reap(engine: Engine) -> None:
@@ -179,6 +198,21 @@ async def test_nothing_of_a_killed_workers_transaction_is_kept(
     await adopt_and_run_again(engine)
     assert client.show(job.id).attempt == 2
     assert site.written == ["kept 2"]
+
+
+async def test_what_a_worker_frozen_in_its_handlers_transaction_has_locked_is_free_once_its_lease_is_lost(
+    engine: Engine, client: Client, connection: Connection, site: Site, executor: str
+) -> None:
+    site.shut(1)
+    with worker(site, executor) as frozen:
+        job = runs(site, client, "write", gate=1)
+        with frozen_for_good(frozen):
+            await reap(engine)
+            with connection.transaction():
+                connection.execute("SET LOCAL lock_timeout = '30s'")
+                connection.execute("LOCK TABLE written")  # a successor would wait for less
+            assert site.written == []
+            assert (site.state(job.id), site.owner(job.id)) == ("running", None)
 
 
 def test_the_children_of_a_killed_worker_are_gone_with_it(engine: Engine, client: Client, site: Site) -> None:

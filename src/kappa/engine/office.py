@@ -109,17 +109,19 @@ class WorkerOffice:
     async def open_transaction(self, running: Running) -> AsyncConnection[Row]:
         # Else its settlement, which comes last, would need the batch's row after whatever the handler has locked.
         await self._when_unlocked(lambda: self._desk.write_down(running))
-        stack = AsyncExitStack()
-        connection = await stack.enter_async_context(self._handlers.connection(who=f"job {running.claimed.id}"))
-        await stack.enter_async_context(connection.transaction())
-        running.stack, running.connection = stack, connection
+        async with AsyncExitStack() as stack:
+            connection = await stack.enter_async_context(self._handlers.connection(who=f"job {running.claimed.id}"))
+            await stack.enter_async_context(connection.transaction())
+            await run_async(connection, jobs.share_lease(running.claimed.token))
+            running.stack, running.connection = stack.pop_all(), connection
         return connection
 
     def open_blocking_transaction(self, running: Running) -> Connection[Row]:
-        stack = ExitStack()
-        connection = stack.enter_context(self._blocking.connection(who=f"job {running.claimed.id}"))
-        stack.enter_context(connection.transaction())
-        running.stack, running.connection = stack, connection
+        with ExitStack() as stack:
+            connection = stack.enter_context(self._blocking.connection(who=f"job {running.claimed.id}"))
+            stack.enter_context(connection.transaction())
+            run(connection, jobs.share_lease(running.claimed.token))
+            running.stack, running.connection = stack.pop_all(), connection
         return connection
 
     def end_blocking_transaction(self, running: Running, outcome: Finish | None) -> bool:

@@ -76,10 +76,15 @@ class Reaper:
         while reaped:
             self._signals.emit("reaped", count=reaped)
             reaped, left = await self._reap(connection, now)
-        while buried := await run_async(connection, maintenance.bury()):
-            self._signals.emit("buried", count=buried)
         if freed := await run_async(connection, holds.free()):
             log.warning("lanes that a lost job held are free again: %s", ", ".join(freed))
+        for pid, ended in (await run_async(connection, maintenance.end_lost_transactions())).items():
+            if ended:
+                log.warning("ended session %d: it was in the transaction of a job whose lease is lost", pid)
+            else:
+                log.error("session %d is in the transaction of a job whose lease is lost; not allowed to end it", pid)
+        while buried := await run_async(connection, maintenance.bury()):
+            self._signals.emit("buried", count=buried)
         if left is None or left > 0:
             self._locked = set()
             return None if left is None else left + BRIEFLY

@@ -58,6 +58,7 @@ class ChildContext:
         self._pipe = pipe
         self._url: str = facts["url"]
         self._job_threads: int = facts["job_threads"]
+        self._token: int = facts["token"]
         self._connection: Connection[Row] | None = None
         self.job_id: int = facts["job_id"]
         self.kind: str = facts["kind"]
@@ -122,6 +123,7 @@ class ChildContext:
             )
             # Begun here, so that the handler's blocks are savepoints and only `end` commits.
             self._connection.execute("BEGIN")
+            run(self._connection, jobs.share_lease(self._token))
         with self._connection.transaction():
             yield self._connection
 
@@ -236,7 +238,7 @@ class Children:
         facts = {
             name: getattr(context, name) for name in ("job_id", "kind", "lane", "attempt", "max_attempts", "adopted")
         }
-        facts |= {"url": self._url, "job_threads": self._job_threads}
+        facts |= {"url": self._url, "job_threads": self._job_threads, "token": running.claimed.token}
         try:
             return bytes(ForkingPickler.dumps((handler.function, handler.takes_payload, payload, facts)))
         except (pickle.PicklingError, AttributeError, TypeError) as error:

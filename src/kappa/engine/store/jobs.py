@@ -42,6 +42,7 @@ CHECKPOINT = sql["checkpoint"]
 READ_CHECKPOINT = sql["read_checkpoint"]
 RELEASE_SLOT = sql["release_slot"]
 LOCK_LANE = sql["lock_lane"]
+SHARE_LEASE = sql["share_lease"]
 REACQUIRE_SLOT = sql["reacquire_slot"]
 LOCKED = sql["locked"]
 CHILDREN = sql["children"]
@@ -424,6 +425,11 @@ def release_slot(job_id: int, token: int) -> Op[bool]:
 
 def lock_lane(lane: str) -> Op[None]:
     return Op(LOCK_LANE, {"lane": lane}, nothing)
+
+
+def share_lease(token: int) -> Op[None]:
+    """Begin a handler's own transaction: it is ended when the lease is lost."""
+    return Op(SHARE_LEASE, {"token": token}, nothing)
 
 
 def reacquire_slot(job_id: int, token: int) -> Op[bool | None]:

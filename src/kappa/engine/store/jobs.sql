@@ -102,6 +102,10 @@ RETURNING j.id, pg_notify('kappa_wake', j.lane);
 -- Only in autocommit: a client that stops in a transaction would keep the lock, and every claim of the lane waits for it.
 SELECT kappa.lock_lane(%(lane)s::text);
 
+-- name: share_lease
+-- The first statement of a handler's own transaction.
+SELECT kappa.share_lease(%(token)s::bigint);
+
 -- name: reacquire_slot
 SELECT kappa.reacquire_slot(%(id)s::bigint, %(token)s::bigint);
 

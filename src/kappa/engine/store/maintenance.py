@@ -15,6 +15,7 @@ OVER = sql["over"]
 NEXT_LEASE_END = sql["next_lease_end"]
 PROMOTE = sql["promote"]
 BURY = sql["bury"]
+END_LOST_TRANSACTIONS = sql["end_lost_transactions"]
 FORGET_FLEET = sql["forget_fleet"]
 NEXT_DUE = sql["next_due"]
 EXPIRE = sql["expire"]
@@ -57,6 +58,11 @@ def over(now: datetime | None = None, limit: int = BATCH) -> Op[list[int]]:
 def next_lease_end(now: datetime | None = None) -> Op[float | None]:
     """Seconds until a lease runs out, of those that there are and those that may be given from now on."""
     return Op(NEXT_LEASE_END, {"now": now}, _first)
+
+
+def end_lost_transactions() -> Op[dict[int, bool]]:
+    """End sessions in which a handler's transaction outlived its lease. Their pids; False if it was not allowed."""
+    return Op(END_LOST_TRANSACTIONS, {}, dict)
 
 
 def bury(limit: int = BATCH) -> Op[int]:

@@ -41,6 +41,9 @@ SELECT extract(epoch FROM least(
 -- name: bury
 SELECT kappa.fleet_bury(%(limit)s::int);
 
+-- name: end_lost_transactions
+SELECT pid, ended FROM kappa.end_lost_transactions();
+
 -- name: forget_fleet
 WITH tasks AS (DELETE FROM kappa.fleet_tasks WHERE claimed_at < now() - interval '1 day'
                   AND NOT EXISTS (SELECT FROM kappa.jobs AS j WHERE j.id = job_id AND j.lease_token = token)),

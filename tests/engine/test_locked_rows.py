@@ -14,7 +14,7 @@ import pytest
 from kappa.engine import AsyncJobContext, Client, Engine, Executor, JobState, Lane, WorkerConfig, lane_runner
 from kappa.engine.fleet import store
 from kappa.engine.fleet.store import Ending, Update
-from kappa.engine.store import jobs, lanes, maintenance
+from kappa.engine.store import jobs, lanes, leadership, maintenance
 from kappa.engine.store.jobs import Finish, PutBack, Renewal
 from kappa.engine.testing import Heard, working
 from kappa.engine.tools import store as tools
@@ -376,6 +376,16 @@ def test_an_owner_that_stops_before_its_commit_keeps_its_job_no_longer_than_its_
         connection.execute("SELECT FROM kappa.jobs WHERE id = %s FOR UPDATE", [claimed.id])
         stopped.close()
     assert see(connection, claimed.id).state is JobState.RUNNING
+
+
+def test_a_lease_may_be_longer_than_any_time_out_of_the_server(connection: Connection) -> None:
+    run(connection, lanes.edit_lane("interactive", {"lease_ttl": timedelta(days=30)}))
+    claimed = start(connection)
+    with connection.transaction():
+        assert run(connection, jobs.settle_own(Finish(claimed.id, claimed.token, JobState.SUCCEEDED), 0.0))
+    term, _ = run(connection, leadership.try_lead("test", timedelta(days=30)))
+    assert term is not None
+    assert run(connection, leadership.share_term(term))
 
 
 async def test_an_answer_to_a_claim_that_comes_when_the_lease_is_over_begins_no_work(

@@ -14,10 +14,11 @@ from typing import Any
 import psycopg
 import pytest
 from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict
 
 from kappa.app.wiring import COMPONENTS
 from kappa.pg import Database, migrate
-from kappa.pg.embedded import EmbeddedServer
+from kappa.pg.embedded import ROLE, EmbeddedServer
 from tests import ground
 
 TEMPLATE = "kappa_template"
@@ -64,7 +65,13 @@ class Server:
         self._refuse: Refuse | None = None
 
     def connect(self) -> psycopg.Connection[tuple[Any, ...]]:
-        return psycopg.connect(self.embedded.url(database="postgres"), autocommit=True)
+        """As the superuser, to whom alone what tests do around Kappa is allowed."""
+        return psycopg.connect(self.embedded.superuser_url(database="postgres"), autocommit=True)
+
+    def superuser(self, url: str) -> psycopg.Connection[tuple[Any, ...]]:
+        """The superuser's connection to the database of a test's own URL."""
+        database = str(conninfo_to_dict(url)["dbname"])
+        return psycopg.connect(self.embedded.superuser_url(database=database), autocommit=True)
 
     def create(self, template: str = "template0") -> str:
         """The URL of a new database."""
@@ -94,8 +101,8 @@ def _clone(connection: psycopg.Connection[tuple[Any, ...]], template: str) -> st
     name = f"test_{next(_numbers)}"
     # FILE_COPY without fsync is a few milliseconds; the default writes every page to the log.
     connection.execute(
-        sql.SQL("CREATE DATABASE {} TEMPLATE {} STRATEGY file_copy").format(
-            sql.Identifier(name), sql.Identifier(template)
+        sql.SQL("CREATE DATABASE {} OWNER {} TEMPLATE {} STRATEGY file_copy").format(
+            sql.Identifier(name), sql.Identifier(ROLE), sql.Identifier(template)
         )
     )
     return name
@@ -186,16 +193,21 @@ def started(tmp_path_factory: pytest.TempPathFactory, settings: Mapping[str, str
         with embedded.hold("the tests"):
             _cheapen_passwords(embedded)
             running = Server(embedded)
+            # What tests set in sessions of Kappa's own role, to see more or to wait less.
+            running.admin.execute(
+                sql.SQL("GRANT SET ON PARAMETER deadlock_timeout, track_functions TO {}").format(sql.Identifier(ROLE))
+            )
             yield running
             running.close()
 
 
 def _cheapen_passwords(embedded: EmbeddedServer) -> None:
     """Thousands of connections are made, and the usual number of rounds is half of what each of them costs."""
-    with psycopg.connect(embedded.url(database="postgres"), autocommit=True) as connection:
-        connection.execute("SET scram_iterations = 1")
-        password = sql.Literal(connection.info.password)
-        connection.execute(sql.SQL("ALTER ROLE CURRENT_USER PASSWORD {}").format(password))
+    for url in (embedded.url(), embedded.superuser_url()):
+        with psycopg.connect(url, autocommit=True) as connection:
+            connection.execute("SET scram_iterations = 1")
+            password = sql.Literal(connection.info.password)
+            connection.execute(sql.SQL("ALTER ROLE CURRENT_USER PASSWORD {}").format(password))
 
 
 @contextmanager
@@ -210,7 +222,9 @@ def quick_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def template(server: Server) -> str:
-    server.admin.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(TEMPLATE)))
+    server.admin.execute(
+        sql.SQL("CREATE DATABASE {} OWNER {}").format(sql.Identifier(TEMPLATE), sql.Identifier(ROLE))
+    )
     with psycopg.connect(server.embedded.url(database=TEMPLATE), autocommit=True) as connection:
         migrate(connection, COMPONENTS)
     return TEMPLATE
@@ -240,6 +254,13 @@ def database(url: str) -> Database:
 @pytest.fixture
 def connection(url: str) -> Iterator[psycopg.Connection[tuple[object, ...]]]:
     with psycopg.connect(url, autocommit=True) as opened:
+        yield opened
+
+
+@pytest.fixture
+def superuser(server: Server, url: str) -> Iterator[psycopg.Connection[tuple[Any, ...]]]:
+    """The superuser's connection to the test's database."""
+    with server.superuser(url) as opened:
         yield opened
 
 

@@ -226,7 +226,7 @@ async def test_fifty_kills_leave_no_trace(tmp_path_factory: pytest.TempPathFacto
             assert struck == 50, "the text is long enough for all of them"
             spot.end(signal.SIGTERM)
         assert dump(urls[1]) == quiet
-        server.admin = psycopg.connect(server.embedded.url(database="postgres"), autocommit=True)
+        server.admin = server.connect()
 
 
 @pytest.mark.timeout(400)

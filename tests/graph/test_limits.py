@@ -162,19 +162,19 @@ def test_some_workers_failing_is_a_part_and_all_of_them_an_error(graph: Graph, u
 
 
 def test_a_server_without_connections_for_helpers_holds_up_nobody(
-    graph: Graph, url: str, opened: list[Graph], connection: Session
+    graph: Graph, url: str, opened: list[Graph], superuser: Session
 ) -> None:
     ids = write(graph, [("hub", "HAS", f"n{n}") for n in range(12)] + [(f"n{n}", "HAS", f"m{n}") for n in range(12)])
-    connection.execute("CREATE ROLE narrow LOGIN PASSWORD 'narrow' CONNECTION LIMIT 1")
-    connection.execute("GRANT USAGE ON SCHEMA kappa_graph TO narrow")
-    connection.execute("GRANT SELECT ON ALL TABLES IN SCHEMA kappa_graph TO narrow")
+    superuser.execute("CREATE ROLE narrow LOGIN PASSWORD 'narrow' CONNECTION LIMIT 1")
+    superuser.execute("GRANT USAGE ON SCHEMA kappa_graph TO narrow")
+    superuser.execute("GRANT SELECT ON ALL TABLES IN SCHEMA kappa_graph TO narrow")
     one = make_conninfo(url, user="narrow", password="narrow")
     alone = asked_of(opened, one, SqlBackend(), chunk=1)
     answer = alone.neighbors([ids["hub"]], 2, "out", deadline=20)
     assert (answer.complete, answer.found) == (True, 24)
     alone.close()
-    connection.execute("DROP OWNED BY narrow")
-    connection.execute("DROP ROLE narrow")
+    superuser.execute("DROP OWNED BY narrow")
+    superuser.execute("DROP ROLE narrow")
 
 
 def test_a_hundred_questions_at_once(graph: Graph, url: str, opened: list[Graph], connection: Session) -> None:

@@ -104,18 +104,18 @@ def test_a_slip_of_the_pen_finds_the_label_where_pg_trgm_is(graph: Graph, connec
     assert labels(graph.search("giantt oter")) == ["Giant otter"]
 
 
-def test_without_the_right_to_install_pg_trgm_there_is_the_rest(graph: Graph, connection: Session) -> None:
+def test_without_the_right_to_install_pg_trgm_there_is_the_rest(graph: Graph, superuser: Session) -> None:
     graph.add_concepts("zoo", ZOO)
-    connection.execute("DROP EXTENSION pg_trgm CASCADE")
-    connection.execute("CREATE ROLE guest_of_search")
+    superuser.execute("DROP EXTENSION pg_trgm CASCADE")
+    superuser.execute("CREATE ROLE guest_of_search")
     try:
-        connection.execute("GRANT USAGE ON SCHEMA kappa_graph TO guest_of_search")
-        connection.execute("SET ROLE guest_of_search")
-        assert connection.execute("SELECT kappa_graph.use_trigrams()").fetchone() == (False,)
+        superuser.execute("GRANT USAGE ON SCHEMA kappa_graph TO guest_of_search")
+        superuser.execute("SET ROLE guest_of_search")
+        assert superuser.execute("SELECT kappa_graph.use_trigrams()").fetchone() == (False,)
     finally:
-        connection.execute("RESET ROLE")
-        connection.execute("DROP OWNED BY guest_of_search")
-        connection.execute("DROP ROLE guest_of_search")
+        superuser.execute("RESET ROLE")
+        superuser.execute("DROP OWNED BY guest_of_search")
+        superuser.execute("DROP ROLE guest_of_search")
     assert labels(graph.search("otter"))[0] == "Otter"
 
 

@@ -18,6 +18,7 @@ import psycopg
 import pytest
 
 from kappa.pg.embedded import EmbeddedServer, binaries, find_binaries, kept_up, server, watch
+from kappa.pg.embedded.account import ACCOUNT, dedicated_account
 from kappa.pg.embedded.binaries import Account
 from kappa.pg.embedded.locks import FileLock, is_held
 from kappa.pg.embedded.server import LOOPBACK, State
@@ -63,7 +64,8 @@ def embedded(home: Path) -> Iterator[EmbeddedServer]:
 @pytest.fixture
 def stranger() -> Iterator[subprocess.Popen[bytes]]:
     """A process that is nobody's business, of the very account that the server runs under."""
-    process = subprocess.Popen(["sleep", "600"], user="nobody" if AS_ROOT else None)
+    account = dedicated_account(None, print).uid if AS_ROOT else None
+    process = subprocess.Popen(["sleep", "600"], user=account)
     yield process
     process.kill()
     process.wait()
@@ -411,7 +413,7 @@ def test_data_of_another_major_version_is_refused_and_left_alone(embedded: Embed
 def test_a_foreign_directory_in_the_datas_place_is_refused(embedded: EmbeddedServer, home: Path) -> None:
     (home / "postgres" / "data").mkdir(parents=True)
     if AS_ROOT:
-        shutil.chown(home / "postgres" / "data", "nobody")
+        shutil.chown(home / "postgres" / "data", dedicated_account(None, print).uid)
     with pytest.raises(ServerFailed, match="is not a PostgreSQL data directory"):
         embedded.start()
 
@@ -439,7 +441,7 @@ class TestAsRoot:
     def test_the_server_runs_under_an_account_without_privileges(self, embedded: EmbeddedServer) -> None:
         embedded.start()
         process = psutil.Process(server_pid(embedded))
-        assert process.username() == "nobody"
+        assert process.username() == ACCOUNT
         assert process.uids().real == process.uids().effective == process.uids().saved != 0
         status = Path(f"/proc/{process.pid}/status").read_text()
         groups = next(line for line in status.splitlines() if line.startswith("Groups:"))
@@ -466,7 +468,7 @@ class TestAsRoot:
             assert hidden.reachable_for(account) == copied
 
     def test_an_account_that_doesnt_exist_is_refused(self, home: Path) -> None:
-        with pytest.raises(ServerFailed, match=r"not in passwd .*'no-such-one'.* set KAPPA_POSTGRES_USER"):
+        with pytest.raises(ServerFailed, match=r"'no-such-one' is not in passwd: .* KAPPA_POSTGRES_USER"):
             EmbeddedServer(home, account="no-such-one").start()
 
     def test_an_ordinary_user_makes_starts_and_stops_a_server_of_their_own(self) -> None:

@@ -17,6 +17,7 @@ from kappa.pg.errors import (
     SchemaTooNew,
     SchemaTooOld,
 )
+from tests.conftest import Server
 from tests.ground import Script, eventually
 
 
@@ -164,10 +165,10 @@ FIRST_RECORD = "INSERT INTO kappa.migrations (component, number, name, checksum)
 
 
 @pytest.fixture
-def ordinary(empty_url: str) -> Iterator[str]:
+def ordinary(server: Server, empty_url: str) -> Iterator[str]:
     """The address of the same database for a role that may make schemas in it and nothing else."""
     role = f"ordinary_{conninfo_to_dict(empty_url)['dbname']}"
-    with psycopg.connect(empty_url, autocommit=True) as admin:
+    with server.superuser(empty_url) as admin:
         admin.execute(SQL("CREATE ROLE {} LOGIN PASSWORD 'ordinary'").format(Identifier(role)))
         database = Identifier(str(admin.info.dbname))
         admin.execute(SQL("GRANT CREATE ON DATABASE {} TO {}").format(database, Identifier(role)))

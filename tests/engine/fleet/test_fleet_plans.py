@@ -54,8 +54,8 @@ def crowded(server: Server, template: str) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module", params=["without statistics", "with statistics"])
-def session(crowded: str, request: pytest.FixtureRequest) -> Iterator[Session]:
-    with psycopg.connect(crowded, autocommit=True) as opened:
+def session(server: Server, crowded: str, request: pytest.FixtureRequest) -> Iterator[Session]:
+    with server.superuser(crowded) as opened:
         if request.param == "with statistics":
             opened.execute("ANALYZE kappa.jobs, kappa.fleet_tasks, kappa.job_needs, kappa.fleet_lanes")
         yield opened

@@ -1,11 +1,10 @@
 """The files of one embedded server, made once and owned by the account that runs it.
 
-As root that account is an unprivileged one. It needs no right on any directory above: what it must reach is
+As root that account is an unprivileged one (account.py). It needs no right on any directory above: what it must reach is
 handed over as an open descriptor, and no directory's mode is ever changed.
 """
 
 import os
-import pwd
 import secrets
 import shutil
 import subprocess
@@ -14,20 +13,27 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Self
 
+from kappa.pg.embedded.account import account_of, dedicated_account, is_shared
 from kappa.pg.embedded.binaries import Account, Binaries, can_reach
 from kappa.pg.embedded.locks import FileLock
+from kappa.pg.embedded.roles import SUPERUSER
+from kappa.pg.embedded.takeover import hand_over
 from kappa.pg.errors import ServerFailed
 
-ROLE = "kappa"
+_VARIABLES = ("PATH", "TMPDIR", "TZ")
+_VARIABLE_PREFIXES = ("LD_", "DYLD_", "MALLOC_")
 
 
 class Cluster:
-    """`data`, `run` and `password` below one directory."""
+    """`data`, `run` and the passwords below one directory."""
 
     def __init__(self, root: Path, account_name: str | None, say: Callable[[str], None]) -> None:
         self.root = root
         self.data = root / "data"
         self.run = root / "run"
+        self.password = Password(root / "password")
+        self.superuser_password = Password(root / "superuser-password")
+        self._takeover = root / "takeover"
         self._account_name = account_name
         self._say = say
 
@@ -44,20 +50,24 @@ class Cluster:
         secret = fresh.with_name("password.initdb")
         secret.unlink(missing_ok=True)
         secret.touch(mode=0o600)
-        secret.write_text(self.password(make=True))
+        secret.write_text(self.superuser_password.make())
+        self.password.make()
         if account is not None:
             os.chown(secret, account.uid, account.gid)
         # The builtin locale needs nothing of the system, and gives the same order on all of them.
         locale = ["--locale-provider=builtin"] if binaries.major >= 17 else []
         try:
             with Passage(account) as passage:
+                environment = clean_environment()
+                if account is not None and account_of(account.uid) is None:
+                    environment["LD_PRELOAD"] = passage.library(_passwd_library())
                 command = [
                     str(binaries.program("initdb")),
                     *("-D", passage.path(fresh)),
-                    *("-U", ROLE, "-A", "scram-sha-256", f"--pwfile={passage.path(secret)}"),
+                    *("-U", SUPERUSER, "-A", "scram-sha-256", f"--pwfile={passage.path(secret)}"),
                     *("--encoding=UTF8", *locale, "--locale=C.UTF-8", "--no-instructions"),
                 ]
-                made = passage.popen(command, env=clean_environment(), stdout=subprocess.PIPE, keep=(life.fd,))
+                made = passage.popen(command, env=environment, stdout=subprocess.PIPE, keep=(life.fd,))
                 output, _ = made.communicate()
             if made.returncode != 0:
                 complaint = last_complaint(output.decode(errors="replace"))
@@ -66,16 +76,6 @@ class Cluster:
         finally:
             secret.unlink(missing_ok=True)
             shutil.rmtree(fresh, ignore_errors=True)
-
-    def password(self, *, make: bool = False) -> str:
-        path = self.root / "password"
-        if make and not path.exists():
-            fresh = path.with_suffix(".new")
-            fresh.unlink(missing_ok=True)
-            fresh.touch(mode=0o600)
-            fresh.write_text(secrets.token_urlsafe(24))
-            fresh.rename(path)
-        return path.read_text(encoding="utf-8").strip()
 
     def check_version(self, binaries: Binaries) -> None:
         try:
@@ -89,27 +89,61 @@ class Cluster:
             )
 
     def account(self) -> Account | None:
-        """Whom the server runs as: nobody else, unless this is root, which PostgreSQL refuses."""
+        """Whom the server runs as: the caller, unless that is root, which PostgreSQL refuses.
+
+        The data's owner, once there is data. What an earlier version gave to `nobody` is taken over first. To be asked
+        while no server runs.
+        """
         if os.geteuid() != 0:
             return None
-        try:
-            if self.data.exists():
-                owner = pwd.getpwuid(self.data.stat().st_uid)
-            else:
-                owner = pwd.getpwnam(self._account_name or "nobody")
-        except KeyError:
-            raise ServerFailed(
-                f"the account that should run the server is not in passwd (owner of {self.data}, or "
-                f"{self._account_name or 'nobody'!r}): set KAPPA_POSTGRES_USER to one that is"
-            ) from None
-        if owner.pw_uid == 0:
+        if not self.data.exists():
+            return dedicated_account(self._account_name, self._say)
+        owner = self.data.stat()
+        if self._takeover.exists() or is_shared(owner.st_uid):
+            return self._take_over(owner.st_uid)
+        if owner.st_uid == 0:
             raise ServerFailed(f"PostgreSQL refuses to run as root, and {self.data} belongs to root")
-        return Account(owner.pw_name, owner.pw_uid, owner.pw_gid)
+        # Without an entry in passwd, as in a new container on an old volume, the server runs as well.
+        return account_of(owner.st_uid) or Account(f"uid {owner.st_uid}", owner.st_uid, owner.st_gid)
+
+    def _take_over(self, owner: int) -> Account:
+        account = dedicated_account(self._account_name, self._say)
+        if not self._takeover.exists():
+            Password(self._takeover).write(str(owner))
+        former = int(self._takeover.read_text(encoding="utf-8"))
+        self._say(f"handing the database in {self.data} over to the account {account.name!r}")
+        hand_over(self.data, former, account)
+        shutil.rmtree(self.run, ignore_errors=True)
+        self._takeover.unlink()
+        return account
 
     def own_directory(self, path: Path, account: Account | None) -> None:
         path.mkdir(exist_ok=True, mode=0o700)
         if account is not None:
             os.chown(path, account.uid, account.gid)
+
+
+class Password:
+    """A file with a secret, whole or not there at all, that only the one who runs Kappa can read."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def make(self) -> str:
+        """The secret, made if there is none yet."""
+        if not self.path.exists():
+            self.write(secrets.token_urlsafe(24))
+        return self.read()
+
+    def read(self) -> str:
+        return self.path.read_text(encoding="utf-8").strip()
+
+    def write(self, text: str) -> None:
+        fresh = self.path.with_suffix(".new")
+        fresh.unlink(missing_ok=True)
+        fresh.touch(mode=0o600)
+        fresh.write_text(text)
+        fresh.rename(self.path)
 
 
 class Passage:
@@ -130,6 +164,14 @@ class Passage:
             raise ServerFailed(f"as root, the account {self._account.name!r} must be able to enter {path.parent}")
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         self._open.append(descriptor)
+        return f"/proc/self/fd/{descriptor}"
+
+    def library(self, path: Path) -> str:
+        """A library as the program can load it, which may not be able to enter the directories above."""
+        descriptor = os.memfd_create(path.name)
+        self._open.append(descriptor)
+        with path.open("rb") as source, open(descriptor, "wb", closefd=False) as copy:
+            shutil.copyfileobj(source, copy)
         return f"/proc/self/fd/{descriptor}"
 
     def popen(
@@ -165,8 +207,20 @@ class Passage:
 
 
 def clean_environment() -> dict[str, str]:
-    """The environment without what would change PostgreSQL's mind."""
-    return {name: value for name, value in os.environ.items() if not name.startswith(("PG", "LC_", "LANG"))}
+    """What programs need of the environment, without what would change PostgreSQL's mind, and without secrets."""
+    return {
+        name: value for name, value in os.environ.items() if name in _VARIABLES or name.startswith(_VARIABLE_PREFIXES)
+    }
+
+
+def _passwd_library() -> Path:
+    """Built with the package where there is a C compiler."""
+    for path in Path(__file__).parent.glob("_passwd*.so"):
+        return path
+    raise ServerFailed(
+        "the database can't be made under a uid that no account has, because Kappa was installed without a C "
+        "compiler: name an account in KAPPA_POSTGRES_USER, or run Kappa as another user than root"
+    )
 
 
 def last_complaint(text: str) -> str:

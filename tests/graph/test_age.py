@@ -33,6 +33,7 @@ from kappa.graph.query import age
 from kappa.pg import queries
 from kappa.pg.queries import Row
 from tests.conftest import Server
+from tests.graph.conftest import install_age
 from tests.graph.worlds import labels, write_age
 
 Session = psycopg.Connection[Row]
@@ -215,8 +216,7 @@ def test_what_needs_kappas_tables_is_refused_in_one_line(zoo: Graph) -> None:
 
 def test_a_database_without_kappas_schema_will_do(age_server: Server, age_template: str, opened: list[Graph]) -> None:
     url = age_server.create()
-    with age_server.superuser(url) as superuser:
-        superuser.execute("CREATE EXTENSION age; GRANT USAGE ON SCHEMA ag_catalog TO kappa")
+    install_age(age_server, url)
     with psycopg.connect(url, autocommit=True) as session:
         node, _ = write_age(session, "alone", [("N", {"label": "a"}), ("N", {"label": "b"})], [(0, "IN", 1, {})])
     graph = ask(opened, url, AgeBackend("alone"), workers=3)

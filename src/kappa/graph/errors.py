@@ -15,6 +15,7 @@ KappaError
     ├── GraphBusy             no worker became free before the deadline
     ├── GraphFailed           every worker of a question failed; the first failure is its cause
     └── MissingExtra          a part of Kappa that was not installed
+        └── WrongWeights      a model whose files are not those that Kappa was tested with
 """
 
 from kappa.pg import KappaError
@@ -74,3 +75,7 @@ class GraphFailed(GraphError):
 
 class MissingExtra(GraphError):
     """A part of Kappa that was not installed; the message names the extra."""
+
+
+class WrongWeights(MissingExtra):
+    """A model whose files are not those that Kappa was tested with. It is not loaded."""

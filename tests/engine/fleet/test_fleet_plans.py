@@ -144,7 +144,7 @@ def test_the_dead_are_found_by_index(plans: Plans, session: Session) -> None:
 def young(server: Server, template: str, request: pytest.FixtureRequest) -> Iterator[Session]:
     """A session that claimed, and so has its plans, before there was anything; now there are ten thousand tasks."""
     url = server.create(template)
-    with psycopg.connect(url, autocommit=True) as session:
+    with server.superuser(url) as session:
         if request.param == "seen when it was empty":
             session.execute("VACUUM ANALYZE kappa.jobs, kappa.fleet_tasks, kappa.job_needs, kappa.fleet_lanes")
         open_lane(session, slots=1_000_000)

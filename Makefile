@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 LOCK := requirements/dev.lock
+RELEASE := build/release
 
 # Where this is set, every process that a test starts compiles all of Kappa anew, and pytest all tests.
 export PYTHONDONTWRITEBYTECODE :=
@@ -11,7 +12,7 @@ export PYTHONDONTWRITEBYTECODE :=
 WORKERS ?= 4
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check docs bench chaos generate format lock lock-bench test-packages clean
+.PHONY: help setup demo test check docs bench chaos generate format lock lock-bench lock-release release test-packages clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1|\2/' | \
@@ -71,6 +72,21 @@ lock-bench: ## the same for the peers that benchmarks run
 	$(BIN)/python -m pip install --quiet uv
 	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate \
 	  --custom-compile-command 'make lock-bench' requirements/bench.in -o requirements/bench.lock
+
+lock-release: ## the same for the tools of `make release`
+	$(BIN)/python -m pip install --quiet uv
+	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate \
+	  --custom-compile-command 'make lock-release' requirements/release.in -o requirements/release.lock
+
+$(RELEASE)/.ready: requirements/release.lock
+	@$(PYTHON) -m venv --clear $(RELEASE)
+	@$(RELEASE)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r $<
+	@touch $@
+
+release: check $(RELEASE)/.ready ## what a release needs to be known of: locks checked, build/sbom.json written, vulnerabilities asked for
+	$(BIN)/python tools/supply_chain.py locks
+	$(RELEASE)/bin/cyclonedx-py requirements $(LOCK) --output-reproducible --of JSON -o build/sbom.json
+	$(BIN)/python tools/supply_chain.py audit $(LOCK) --pip-audit $(RELEASE)/bin/pip-audit
 
 test-packages: ## what only tests need, from apt (as root)
 	@for p in pgbouncer faketime curl podman runc bwrap:bubblewrap busybox:busybox-static systemd-analyze:systemd chromium; do \

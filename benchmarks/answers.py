@@ -19,9 +19,9 @@ from contextlib import closing
 from pathlib import Path
 
 import psycopg
-from psycopg import sql
 
 from benchmarks.api import HELLO, Connection, Up, p, server_url, started
+from benchmarks.databases import create_database
 from benchmarks.graph_parts import data
 from benchmarks.report import Report, console
 from kappa.app import home
@@ -132,9 +132,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="kappa-bench-") as place:
         server = EmbeddedServer(Path(place), settings={"max_connections": "200"}, say=console.print)
         with server.hold("the benchmark"):
-            with closing(psycopg.connect(server.url(database="postgres"), autocommit=True)) as admin:
-                admin.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier("bench_answers")))
-            url = server.url(database="bench_answers", by_socket=True)
+            url = create_database(server, "bench_answers")
             clean = {name: value for name, value in os.environ.items() if not name.startswith("KAPPA_")}
             at = Path(place) / "up"
             env = {

@@ -24,9 +24,8 @@ from pathlib import Path
 from typing import Self
 
 import psutil
-import psycopg
-from psycopg import sql
 
+from benchmarks.databases import create_database
 from benchmarks.report import Report, console
 from kappa.app import home
 from kappa.engine.loops import loop_factory
@@ -423,9 +422,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="kappa-bench-") as place:
         server = EmbeddedServer(Path(place), settings={"max_connections": "200"}, say=console.print)
         with server.hold("the benchmark"):
-            with closing(psycopg.connect(server.url(database="postgres"), autocommit=True)) as admin:
-                admin.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier("bench_api")))
-            url = server.url(database="bench_api", by_socket=True)
+            url = create_database(server, "bench_api")
             clean = {name: value for name, value in os.environ.items() if not name.startswith("KAPPA_")}
             at = Path(place) / "up"
             env = {

@@ -22,8 +22,8 @@ from typing import Any
 
 import numpy as np
 import psycopg
-from psycopg import sql
 
+from benchmarks.databases import create_database
 from benchmarks.graph_parts import cypher, data, freshness, parallel
 from benchmarks.graph_parts.age import age_settings
 from benchmarks.graph_parts.contest import Ask, contest, ratio, timed
@@ -114,9 +114,7 @@ class Bench:
         parallel.run(self.report, url, world, rounds=4 if self.quick else 12, chunk=GraphConfig().chunk)
 
     def database(self, name: str) -> str:
-        with closing(psycopg.connect(self.server.url(database="postgres"), autocommit=True)) as admin:
-            admin.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
-        return self.server.url(database=name, by_socket=True)
+        return create_database(self.server, name)
 
     def size(self, world: World, *, bar: bool) -> dict[int, float]:
         """Everything of one size; what refreshes cost."""
@@ -232,7 +230,7 @@ class Bench:
         seed = world.seeds(1)[0]
         ours = Ours(build(0, world.rows()), self.kernels[0])
         server = EmbeddedServer(self.directory / "age", settings=age_settings())
-        with server.hold("benchmarks.graph"), cypher.filled(server.url(by_socket=True), world) as age:
+        with server.hold("benchmarks.graph"), cypher.filled(server.superuser_url(by_socket=True), world) as age:
             found, variable = age.variable_length(seed, 2)
             assert found in (None, cypher.found_at_the_end(world, seed, 2))
             found, chunked = age.chunked(seed, 2)

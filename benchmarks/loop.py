@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
-import psycopg
 from pydantic import SecretStr
 
 from benchmarks import pages
+from benchmarks.databases import create_database
 from benchmarks.report import Report
 from kappa.app import serve, wiring
 from kappa.app.settings import LogLevel, Settings
@@ -156,9 +156,7 @@ def main() -> None:
         place.chmod(0o755)
         server = EmbeddedServer(place / "database", say=lambda _: None)
         stack.enter_context(server.hold("benchmarks.loop"))
-        with closing(psycopg.connect(server.url(database="postgres"), autocommit=True)) as admin:
-            admin.execute("CREATE DATABASE loop")
-        url = server.url(database="loop", by_socket=True)
+        url = create_database(server, "loop")
         settings = Settings(home=place / "up", database_url=SecretStr(url), port=0, grace=1, log_level=LogLevel.WARNING)
         with closing(wiring.build_engine(settings, Database(url, bounds=settings.bounds))) as engine:
             wiring.install(engine)

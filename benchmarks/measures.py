@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import psycopg
 
+from benchmarks.databases import create_database
 from benchmarks.graph_parts import data
 from benchmarks.report import Report, console
 from kappa.app import wiring
@@ -175,9 +176,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="kappa-bench-") as directory:
         server = EmbeddedServer(Path(directory) / "kappa")
         with server.hold("benchmarks.measures"):
-            with closing(psycopg.connect(server.url(database="postgres"), autocommit=True)) as admin:
-                admin.execute("CREATE DATABASE measures")
-            url = server.url(database="measures", by_socket=True)
+            url = create_database(server, "measures")
             settings = Settings(home=Path(directory) / "home")
             engine = wiring.build_engine(settings, Database(url, bounds=settings.bounds))
             wiring.install(engine)

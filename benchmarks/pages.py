@@ -19,6 +19,7 @@ import psycopg
 
 from benchmarks import measures
 from benchmarks.api import started
+from benchmarks.databases import create_database
 from benchmarks.graph_parts import data
 from benchmarks.report import Report, console
 from kappa.app import home, wiring
@@ -174,11 +175,9 @@ def main() -> None:
         place.chmod(0o755)
         server = EmbeddedServer(place / "database", say=console.print)
         stack.enter_context(server.hold("benchmarks.pages"))
-        with closing(psycopg.connect(server.url(database="postgres"), autocommit=True)) as admin:
+        with closing(psycopg.connect(server.superuser_url(database="postgres"), autocommit=True)) as admin:
             made = admin.execute("SELECT FROM pg_database WHERE datname = 'pages'").rowcount
-            if not made:
-                admin.execute("CREATE DATABASE pages")
-        url = server.url(database="pages", by_socket=True)
+        url = server.url(database="pages", by_socket=True) if made else create_database(server, "pages")
         if not made:
             settings = Settings(home=place / "up")
             with closing(wiring.build_engine(settings, Database(url, bounds=settings.bounds))) as engine:

@@ -19,6 +19,7 @@ import numpy as np
 import psycopg
 from psycopg import sql
 
+from benchmarks.databases import create_database
 from benchmarks.report import Report, console
 from kappa.graph import Budget, Graph, GraphConfig, NewDocument
 from kappa.graph.ingest.chunk import chunk
@@ -188,9 +189,7 @@ class Bench:
     def database(self) -> str:
         self._databases += 1
         name = f"pipeline_{self._databases}"
-        with psycopg.connect(self.server.url(database="postgres"), autocommit=True) as admin:
-            admin.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
-        return self.server.url(database=name, by_socket=True)
+        return create_database(self.server, name)
 
     def embedding(self, model: LocalEmbedder) -> None:
         """Labels a second: the bare model, and through the thread that all jobs share."""

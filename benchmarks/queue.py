@@ -16,8 +16,8 @@ from functools import partial
 from pathlib import Path
 
 import psycopg
-from psycopg import sql
 
+from benchmarks.databases import create_database
 from benchmarks.peers import Peer, available, ceiling, ensure
 from benchmarks.peers.driven import Driven
 from benchmarks.peers.settings import Settings
@@ -73,9 +73,7 @@ class Bench:
         """A fresh, empty database."""
         self._names += 1
         name = f"bench_{self._names}"
-        with closing(psycopg.connect(self.server.url(database="postgres"), autocommit=True)) as admin:
-            admin.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
-        return self.server.url(database=name, by_socket=True)
+        return create_database(self.server, name)
 
     def contender(self, peer: Peer) -> str:
         url = self.database()
@@ -187,7 +185,7 @@ class Bench:
 
     @contextmanager
     def no_vacuum(self) -> Generator[None]:
-        with closing(psycopg.connect(self.server.url(database="postgres"), autocommit=True)) as admin:
+        with closing(psycopg.connect(self.server.superuser_url(database="postgres"), autocommit=True)) as admin:
             admin.execute("ALTER SYSTEM SET autovacuum = off")
             admin.execute("SELECT pg_reload_conf()")
             yield

@@ -222,9 +222,7 @@ def quick_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def template(server: Server) -> str:
-    server.admin.execute(
-        sql.SQL("CREATE DATABASE {} OWNER {}").format(sql.Identifier(TEMPLATE), sql.Identifier(ROLE))
-    )
+    server.admin.execute(sql.SQL("CREATE DATABASE {} OWNER {}").format(sql.Identifier(TEMPLATE), sql.Identifier(ROLE)))
     with psycopg.connect(server.embedded.url(database=TEMPLATE), autocommit=True) as connection:
         migrate(connection, COMPONENTS)
     return TEMPLATE

@@ -1,7 +1,7 @@
 """What Kappa is made of, and what can be said of it: `python tools/supply_chain.py locks|select|audit`.
 
-- `locks` checks that every lock pins every package to one version and its files to their SHA-256, and names no index, no
-  address and no local file. It needs no network.
+- `locks` checks that every lock pins every package to one version and its files to their SHA-256, and names no index,
+  no address and no local file. It needs no network.
 - `select REPORT` gives the part of a lock that a resolution by pip (`pip install --dry-run --report`) needs.
 - `audit` asks a vulnerability service about a lock, by pip-audit. It fails where it can't ask: a service that does not
   know of a release with well-known holes is not one, and a package that it doesn't know was not checked.
@@ -46,10 +46,11 @@ def main() -> int:
     match asked.command:
         case "locks":
             faults = [f"{lock.name}: {fault}" for lock in asked.lock for fault in faults_of(lock.read_text())]
-            print("\n".join(faults) or f"{', '.join(lock.name for lock in asked.lock)}: pinned, with hashes")
+            good = f"{', '.join(lock.name for lock in asked.lock)}: pinned, with hashes"
+            sys.stdout.writelines(f"{line}\n" for line in faults or [good])
             return bool(faults)
         case "select":
-            print(selected(asked.lock.read_text(), wanted(asked.report, asked.name)), end="")
+            sys.stdout.write(selected(asked.lock.read_text(), wanted(asked.report, asked.name)))
             return 0
         case _:
             return audited(asked.lock, asked.pip_audit)
@@ -109,17 +110,28 @@ def audited(lock: Path, program: str) -> int:
         except (ValueError, KeyError):
             there = False
     if not there:
-        print(f"NOT AUDITED: the vulnerability service could not be asked.\n{asked.stderr.strip()}", file=sys.stderr)
+        sys.stderr.write(f"NOT AUDITED: the vulnerability service could not be asked.\n{asked.stderr.strip()}\n")
         return 1
     done = _pip_audit(program, lock)
-    print(done.stdout, end="")
+    sys.stdout.write(done.stdout)
     if done.returncode:
-        print(f"{lock.name} has vulnerabilities, or packages that could not be audited.\n{done.stderr.strip()}", file=sys.stderr)
+        fault = f"{lock.name} has vulnerabilities, or packages that could not be audited."
+        sys.stderr.write(f"{fault}\n{done.stderr.strip()}\n")
     return done.returncode
 
 
 def _pip_audit(program: str, lock: Path, *more: str) -> "subprocess.CompletedProcess[str]":
-    command = [program, "--strict", "--disable-pip", "--require-hashes", "--progress-spinner", "off", *more, "-r", str(lock)]
+    command = [
+        program,
+        "--strict",
+        "--disable-pip",
+        "--require-hashes",
+        "--progress-spinner",
+        "off",
+        *more,
+        "-r",
+        str(lock),
+    ]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 

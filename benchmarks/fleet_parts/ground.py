@@ -30,7 +30,7 @@ from kappa.app.wiring import COMPONENTS
 from kappa.engine import Engine
 from kappa.engine.model import Executor, Lane
 from kappa.pg import migrate
-from kappa.pg.embedded import EmbeddedServer
+from kappa.pg.embedded import ROLE, EmbeddedServer
 
 LANE, KIND, NO_SUCH_KIND = "bench-fleet", "bench_task", "bench_nothing"
 TEMPLATE = "bench_fleet_template"
@@ -158,13 +158,18 @@ class Postgres:
         return urlsplit(self._given)._replace(path=f"/{database}").geturl()
 
     def admin(self) -> "closing[psycopg.Connection[tuple[object, ...]]]":
-        url = self._given or self.url("postgres")
+        url = self._given
+        if self._embedded is not None:
+            url = self._embedded.superuser_url(database="postgres", by_socket=True)
+        assert url is not None
         return closing(psycopg.connect(url, autocommit=True, application_name="kappa benchmark"))
 
     def create(self, name: str, template: str | None = None) -> str:
         with self.admin() as admin:
             admin.execute(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(name)))
             made = sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name))
+            if self._embedded is not None:
+                made = sql.SQL("{} OWNER {}").format(made, sql.Identifier(ROLE))
             if template:
                 made = sql.SQL("{} TEMPLATE {}").format(made, sql.Identifier(template))
             admin.execute(made)

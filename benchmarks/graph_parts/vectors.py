@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 import psycopg
-from psycopg import sql
 
+from benchmarks.databases import create_database
 from benchmarks.report import Report, console
 from kappa.graph import Budget, Graph, GraphConfig, NewConcept, VectorStatus
 from kappa.graph.query.kernel import NumpyKernel
@@ -27,13 +27,12 @@ def run(report: Report, server: EmbeddedServer, quick: bool) -> None:
     """All figures of one size: 200,000 vectors, a tenth of them in a quick run."""
     count, rounds = (20_000, 15) if quick else (200_000, 30)
     console.print(f"[bold]{count:,} vectors of {DIMENSION} dimensions[/]")
-    with closing(psycopg.connect(server.url(database="postgres"), autocommit=True)) as admin:
-        admin.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier("graph_vectors")))
-    url = server.url(database="graph_vectors", by_socket=True)
+    url = create_database(server, "graph_vectors")
     Graph(url, GraphConfig(), budget=Budget()).install()
     console.print("  filling …")
     questions = _fill(url, count, rounds)
-    with closing(psycopg.connect(url, autocommit=True)) as peer:
+    # As the superuser, who alone may install pgvector.
+    with closing(psycopg.connect(server.superuser_url(database="graph_vectors"), autocommit=True)) as peer:
         pgvector = _has_pgvector(peer)
         if pgvector:
             _fill_peer(report, peer, count)

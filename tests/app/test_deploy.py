@@ -54,7 +54,9 @@ def instructions() -> list[tuple[str, str]]:
 def test_the_image_is_built_in_stages_of_files_that_are_there() -> None:
     stages = [re.fullmatch(r"\$\{PYTHON\} AS (\w+)", what) for name, what in instructions() if name == "FROM"]
     assert [stage and stage[1] for stage in stages] == ["build", "kappa"]
-    assert instructions()[0] == ("ARG", "PYTHON=docker.io/library/python:3.13-slim")
+    name, base = instructions()[0]
+    assert (name, base.split(":")[0]) == ("ARG", "PYTHON=docker.io/library/python")
+    assert re.search(r":3\.13[\w.-]*@sha256:[0-9a-f]{64}$", base), "a tag can be another image tomorrow"
     for name, what in instructions():
         if name == "COPY" and not what.startswith("--from="):
             *sources, _ = what.split()
@@ -100,6 +102,18 @@ def test_the_locks_versions_become_constraints_for_the_image(tmp_path: Path) -> 
     lines = [line for line in made.read_text().splitlines() if line.strip() and not line.startswith("#")]
     assert len(lines) > 50
     assert [line for line in lines if not re.match(r"[\w.\[\]-]+==\S+( ;.+)?$", line)] == []
+
+
+def test_the_image_installs_nothing_but_by_hash() -> None:
+    commands = [part for name, what in instructions() if name == "RUN" for part in re.split(r" && ", what)]
+    installs = [part for part in commands if re.search(r"\bpip install\b", part) and "--dry-run" not in part]
+    assert len(installs) == 3
+    for command in installs:
+        by_hash = "--require-hashes" in command and "--only-binary :all:" in command
+        ours = "--no-index" in command and command.endswith('"${wheel}"')
+        assert "--no-deps" in command
+        assert by_hash or ours, command
+    assert not any("pip wheel" in part and "--no-build-isolation" not in part for part in commands)
 
 
 @pytest.mark.parametrize("unit", sorted((DEPLOY / "systemd").iterdir()), ids=lambda path: path.name)

@@ -173,7 +173,7 @@ def test_a_file_that_nobody_shares_with_somebody_else_is_not_taken_over(
         embedded.start()
     (data / "base" / "planted").unlink()
 
-    os.symlink("/etc/shadow", data / "base" / "planted")
+    (data / "base" / "planted").symlink_to("/etc/shadow")
     os.chown(data / "base" / "planted", NOBODY, NOBODY, follow_symlinks=False)
     with pytest.raises(ServerFailed, match="base/planted is a symbolic link"):
         embedded.start()

@@ -42,7 +42,7 @@ THINGS = [
     "CREATE OPERATOR FAMILY shop.family USING btree",
     "CREATE COLLATION shop.plain (locale = 'C')",
     "CREATE TEXT SEARCH CONFIGURATION shop.search (COPY = simple)",
-    "CREATE STATISTICS shop.together ON id, at FROM shop.\"of many words\"",
+    'CREATE STATISTICS shop.together ON id, at FROM shop."of many words"',
     "CREATE EXTENSION pg_trgm",
     "SELECT lo_create(4711)",
     "CREATE TABLE kept AS SELECT n FROM generate_series(1, 1000) AS n",
@@ -173,7 +173,7 @@ def test_a_cluster_whose_kappa_is_the_superuser_is_changed_at_the_next_start_wit
                 # As an owner can, and nobody else.
                 session.execute("ALTER TABLE shop.days ADD COLUMN more int; ALTER TABLE shop.days DROP COLUMN more")
                 session.execute("CREATE SCHEMA mine; DROP SCHEMA mine; CREATE TABLE own (); DROP TABLE own")
-                session.execute("INSERT INTO shop.\"of many words\" (name) VALUES (gen_random_uuid()::text)")
+                session.execute('INSERT INTO shop."of many words" (name) VALUES (gen_random_uuid()::text)')
         with psycopg.connect(embedded.superuser_url()) as session:
             assert ask(session, "SELECT rolname FROM pg_roles WHERE oid >= 16384 OR oid = 10 ORDER BY oid") == [
                 "postgres",
@@ -194,7 +194,7 @@ def test_an_address_that_was_noted_down_goes_on(embedded: EmbeddedServer, home: 
 
 def test_a_database_that_the_schema_is_in_already_is_migrated_further(embedded: EmbeddedServer, home: Path) -> None:
     make_earlier_cluster(home, OWNER, [])
-    url = embedded.start()
+    embedded.start()
     embedded.stop()
     # As the earlier version had it: everything made by a superuser.
     (home / "postgres" / "superuser-password").rename(home / "postgres" / "superuser-password.made")

@@ -71,7 +71,8 @@ class Settings(BaseSettings):
     )
     postgres_user: str | None = Field(
         default=None,
-        description="As root: the account that runs the embedded server; `nobody` if unset, and it must be in passwd",
+        description="As root: the account that runs the embedded server, one that nothing else runs as; if unset "
+        "`kappa-postgres`, which is made",
     )
     pool_queue: int = Field(default=10, ge=1, description="Connections that the pool `queue` may open")
     pool_graph: int = Field(default=20, ge=1, description="Connections that the pool `graph` may open")

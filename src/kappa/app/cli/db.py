@@ -33,6 +33,12 @@ _VARIABLES = {
 }
 
 
+AsSuperuser = Annotated[
+    bool,
+    typer.Option("--superuser", help="As the embedded server's superuser: extensions, other databases, its settings."),
+]
+
+
 @app.command()
 def start(as_json: show.AsJson = False) -> None:
     """Start the embedded server and leave it running.
@@ -82,6 +88,7 @@ def status(as_json: show.AsJson = False) -> None:
 @app.command()
 def url(
     by_socket: Annotated[bool, typer.Option("--socket", help="The address by unix socket.")] = False,
+    superuser: AsSuperuser = False,
     as_json: show.AsJson = False,
 ) -> None:
     """Print the database's address, password included.
@@ -89,7 +96,9 @@ def url(
     Example: pg_dump "$(kg db url)"
     """
     configured = settings.load()
-    if configured.database_url is not None:
+    if superuser:
+        address = _embedded("connect to").superuser_url(by_socket=by_socket)
+    elif configured.database_url is not None:
         address = configured.database_url.get_secret_value()
     else:
         address = wiring.embedded_server(configured, show.say).url(by_socket=by_socket)
@@ -100,12 +109,13 @@ def url(
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
-def psql(context: typer.Context) -> None:
+def psql(context: typer.Context, superuser: AsSuperuser = False) -> None:
     """Open psql on the database; what follows is passed on.
 
     Example: kg db psql -c 'select 1'
     """
     configured = settings.load()
+    server = _embedded("connect to") if superuser else None
     with wiring.open_database(configured, "kg db psql", show.say) as database:
         program = shutil.which("psql")
         if configured.database_url is None:
@@ -113,10 +123,9 @@ def psql(context: typer.Context) -> None:
             program = str(own) if own.exists() else program
         if program is None:
             raise KappaError("there is no psql on this machine: install PostgreSQL's client")
+        target = database.direct_url if server is None else server.superuser_url()
         address = {
-            _VARIABLES[name]: str(value)
-            for name, value in conninfo_to_dict(database.direct_url).items()
-            if name in _VARIABLES
+            _VARIABLES[name]: str(value) for name, value in conninfo_to_dict(target).items() if name in _VARIABLES
         }
         # ctrl-C is psql's to handle: it cancels a query there.
         before = signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -1,7 +1,8 @@
 """The weights of the local models, by their digests: those that were measured are loaded, and no others.
 
-They come out of packages that are young, or that somebody else than the model's maker uploaded (docs/dependencies.md). The
-lock pins what is installed by it; this holds however they were installed, and notices a file that was changed since.
+They come out of packages that are young, or that somebody else than the model's maker uploaded
+(docs/dependencies.md). The lock pins what is installed by it; this holds however they were installed, and notices a
+file that was changed since.
 """
 
 import hashlib
@@ -65,6 +66,6 @@ def _verify(directory: Path, digests: tuple[tuple[str, str], ...], package: str)
             raise WrongWeights(f"the weights of {package} can't be read: {error.strerror}: {path}") from error
         if found != digest:
             raise WrongWeights(
-                f"{path} is not the file that Kappa was tested with (its SHA-256 is {found}, not {digest}): install the "
-                f"version of {package} that requirements/dev.lock has"
+                f"{path} is not the file that Kappa was tested with (its SHA-256 is {found}, not {digest}): install "
+                f"the version of {package} that requirements/dev.lock has"
             )

@@ -49,7 +49,9 @@ def dedicated_account(name: str | None, say: Callable[[str], None]) -> Account:
         say(f"made the system account {ACCOUNT!r}, which the database server runs under")
         return found
     uid = next(uid for uid in UNASSIGNED_UIDS if account_of(uid) is None)
-    say(f"no account {ACCOUNT!r} can be made ({complaint}): the database server runs under uid {uid}, which is nobody's")
+    say(
+        f"no account {ACCOUNT!r} can be made ({complaint}): the database server runs under uid {uid}, which is nobody's"
+    )
     return Account(f"uid {uid}", uid, uid)
 
 
@@ -86,9 +88,11 @@ def _make() -> str:
         return "/etc is read-only"
     shell = next((path for path in ("/usr/sbin/nologin", "/sbin/nologin") if Path(path).exists()), "/bin/false")
     command = [program, "--system", "--user-group", "--no-create-home", "--home-dir", "/nonexistent"]
+    complaint = ""
     for _ in range(TRIES):
         done = subprocess.run([*command, "--shell", shell, ACCOUNT], capture_output=True, text=True, check=False)
+        complaint = " ".join(done.stderr.split()) or f"useradd ended with {done.returncode}"
         if done.returncode not in _CANT_UPDATE or _named(ACCOUNT) is not None:
             break
         time.sleep(0.5)  # another process may be changing the accounts
-    return " ".join(done.stderr.split()) or f"useradd ended with {done.returncode}"
+    return complaint

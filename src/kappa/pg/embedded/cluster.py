@@ -1,7 +1,7 @@
 """The files of one embedded server, made once and owned by the account that runs it.
 
-As root that account is an unprivileged one (account.py). It needs no right on any directory above: what it must reach is
-handed over as an open descriptor, and no directory's mode is ever changed.
+As root that account is an unprivileged one (account.py). It needs no right on any directory above: what it must reach
+is handed over as an open descriptor, and no directory's mode is ever changed.
 """
 
 import os

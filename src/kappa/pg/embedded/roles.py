@@ -39,9 +39,7 @@ def ensure(connection: Session, password: str) -> None:
             connection.execute(_make_role(password))
     if not database:
         with suppress(pg_errors.DuplicateDatabase, pg_errors.UniqueViolation):
-            connection.execute(
-                sql.SQL("CREATE DATABASE {} OWNER {}").format(Identifier(DATABASE), Identifier(ROLE))
-            )
+            connection.execute(sql.SQL("CREATE DATABASE {} OWNER {}").format(Identifier(DATABASE), Identifier(ROLE)))
 
 
 def demote(connect: Callable[[str, str], Session], password: str, superuser_password: str) -> None:
@@ -62,9 +60,8 @@ def demote(connect: Callable[[str, str], Session], password: str, superuser_pass
             if give_away:
                 _own_database(connection, str(name))
     for name, _ in databases:
-        with connect(SUPERUSER, str(name)) as other:
-            with other.transaction():
-                _give_away(other)
+        with connect(SUPERUSER, str(name)) as other, other.transaction():
+            _give_away(other)
 
 
 def _connect_home(connect: Callable[[str, str], Session]) -> Session:
@@ -86,9 +83,7 @@ def _split(connection: Session, password: str, superuser_password: str) -> None:
             other = Identifier("kappa_renames")
             connection.execute(sql.SQL("CREATE ROLE {} SUPERUSER").format(other))
             connection.execute(sql.SQL("SET LOCAL SESSION AUTHORIZATION {}").format(other))
-            connection.execute(
-                sql.SQL("ALTER ROLE {} RENAME TO {}").format(Identifier(ROLE), Identifier(SUPERUSER))
-            )
+            connection.execute(sql.SQL("ALTER ROLE {} RENAME TO {}").format(Identifier(ROLE), Identifier(SUPERUSER)))
             connection.execute(
                 sql.SQL("ALTER ROLE {} PASSWORD {}").format(Identifier(SUPERUSER), Literal(superuser_password))
             )
@@ -106,9 +101,9 @@ def _split(connection: Session, password: str, superuser_password: str) -> None:
 
 
 def _make_role(password: str) -> sql.Composed:
-    return sql.SQL("CREATE ROLE {} LOGIN NOSUPERUSER NOCREATEDB NOCREATEROLE NOREPLICATION NOBYPASSRLS PASSWORD {}").format(
-        Identifier(ROLE), Literal(password)
-    )
+    return sql.SQL(
+        "CREATE ROLE {} LOGIN NOSUPERUSER NOCREATEDB NOCREATEROLE NOREPLICATION NOBYPASSRLS PASSWORD {}"
+    ).format(Identifier(ROLE), Literal(password))
 
 
 def _own_database(connection: Session, name: str) -> None:

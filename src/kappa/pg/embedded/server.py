@@ -55,7 +55,7 @@ OURS = "kappa embedded"
 LEAVING = 1.0
 """Seconds that a session which was closed has to be gone."""
 STOP_PATIENCE = 60.0
-REFUSED_PASSWORD = "password authentication failed"
+WRONG_PASSWORD = "password authentication failed"  # noqa: S105
 """In the message alone: an error of connecting has no code."""
 # A unix socket's address has room for 108 bytes, "/.s.PGSQL.65535" and the end included.
 LONGEST_SOCKET_DIR = 92
@@ -432,7 +432,7 @@ class EmbeddedServer:
                 try:
                     return self._ensure_roles()
                 except psycopg.OperationalError as error:
-                    if REFUSED_PASSWORD in str(error):
+                    if WRONG_PASSWORD in str(error):
                         raise ServerFailed(
                             f"the server refused a password in {self._root}: `password` and `superuser-password` are "
                             f"not those of its data"

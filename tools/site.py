@@ -28,7 +28,7 @@ SECTIONS = {
     "Learn": ("engine.md", "graph.md", "ingest-local.md"),
     "Reference": (
         "configuration.md", "cli.md", "cli-reference.md", "api.md", "api-reference.md", "job-states.md", "metrics.md",
-        "permissions.md", "tool-contract.md",
+        "permissions.md", "tool-contract.md", "dependencies.md",
     ),
     "Explanation": (
         "comparison.md", "architecture.md", "threading.md", "leases.md", "graph-budget.md", "reliability.md",
@@ -37,7 +37,12 @@ SECTIONS = {
 }  # fmt: skip
 LAST = "More"
 
-BESIDE = {"benchmarks/README.md": "benchmarks.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
+BESIDE = {
+    "benchmarks/README.md": "benchmarks.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "CHANGELOG.md": "changelog.md",
+    "SECURITY.md": "reporting-security.md",
+}
 """Pages that stand elsewhere in the repository, and where the site has them."""
 
 _LINK = re.compile(r"\[(?P<text>[^\]\n]*)\]\((?P<target>[^)#\s:]+)(?P<anchor>#[^)\s]*)?\)")

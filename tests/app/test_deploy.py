@@ -160,6 +160,13 @@ def test_the_compose_file_fits_together() -> None:
     (users,) = services["pgbouncer"]["configs"]
     assert users["target"] == bouncer["pgbouncer"]["auth_file"]
     assert compose["configs"][users["source"]]["content"] == f'"{pooled["user"]}" "${{POSTGRES_PASSWORD}}"\n'
+    (role,) = services["postgres"]["configs"]
+    assert role["target"].startswith("/docker-entrypoint-initdb.d/")
+    made = compose["configs"][role["source"]]["content"].replace(
+        "${POSTGRES_PASSWORD:?put it into deploy/.env}", "secret"
+    )
+    assert f"CREATE ROLE {direct['user']} LOGIN PASSWORD '{direct['password']}'" in made
+    assert services["postgres"]["environment"].get("POSTGRES_USER", "postgres") != direct["user"], "who is a superuser"
     mounts = [one.split(":")[0] for service in services.values() for one in service.get("volumes", ())]
     assert {one for one in mounts if not one.startswith("./")} == set(compose["volumes"])
     assert all((DEPLOY / one).exists() for one in mounts if one.startswith("./"))

@@ -41,6 +41,19 @@ def test_start_status_url_and_stop(home: Path) -> None:
     assert json.loads(kg("db", "stop", "--json", home=home).stdout) == {"stopped": False}
 
 
+def test_the_superuser_is_there_for_those_who_ask_for_it(home: Path) -> None:
+    who = "SELECT session_user, current_setting('is_superuser')"
+    assert kg("db", "psql", "-Atc", who, home=home).stdout.strip() == "kappa|off"
+    assert kg("db", "psql", "--superuser", "-Atc", who, home=home).stdout.strip() == "postgres|on"
+    kg("db", "start", home=home)
+    url = kg("db", "url", "--superuser", home=home).stdout.strip()
+    with psycopg.connect(url) as connection:
+        assert connection.execute(who.encode()).fetchone() == ("postgres", "on")
+    refused = kg("db", "psql", "--superuser", home=home, env={"KAPPA_DATABASE_URL": url})
+    assert refused.returncode != 0
+    assert "KAPPA_DATABASE_URL is set: there is no embedded server" in refused.stderr
+
+
 def test_psql_starts_the_server_for_itself_and_passes_its_exit_code_on(home: Path) -> None:
     assert kg("db", "psql", "-c", "SELECT nonsense", home=home).returncode == 1
     assert kg("db", "status", home=home).returncode == 3

@@ -90,6 +90,20 @@ def test_a_new_database_belongs_to_an_account_that_no_other_service_has(embedded
         assert ((place / secret).stat().st_uid, stat.S_IMODE((place / secret).stat().st_mode)) == (0, 0o600)
 
 
+def test_two_homes_on_one_machine_share_the_account_and_not_the_data(
+    embedded: EmbeddedServer, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    url = embedded.start()
+    with quick_directory(tmp_path_factory) as other, EmbeddedServer(other).hold("another home") as second:
+        uids = {psutil.Process(one.status().pid).uids().real for one in (embedded, EmbeddedServer(other))}
+        assert uids == {pwd.getpwnam(ACCOUNT).pw_uid}
+        with psycopg.connect(second) as connection:
+            assert connection.execute("SELECT 42").fetchone() == (42,)
+        password = url.split("@")[0]
+        with pytest.raises(psycopg.OperationalError, match="password authentication failed"):
+            psycopg.connect(f"{password}@{second.split('@')[1]}")
+
+
 def test_the_server_gets_no_secrets_of_its_starters_environment(
     embedded: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

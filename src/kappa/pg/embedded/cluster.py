@@ -142,7 +142,10 @@ class Password:
         fresh = self.path.with_suffix(".new")
         fresh.unlink(missing_ok=True)
         fresh.touch(mode=0o600)
-        fresh.write_text(text)
+        with fresh.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
         fresh.rename(self.path)
 
 
@@ -215,6 +218,10 @@ def clean_environment() -> dict[str, str]:
 
 def _passwd_library() -> Path:
     """Built with the package where there is a C compiler."""
+    if not sys.platform.startswith("linux"):
+        raise ServerFailed(
+            "as root, an account is needed that the server can run under: name it in KAPPA_POSTGRES_USER"
+        )
     for path in Path(__file__).parent.glob("_passwd*.so"):
         return path
     raise ServerFailed(

@@ -170,6 +170,18 @@ def test_a_variable_that_is_no_setting_is_named_and_what_was_meant_with_it(home:
     assert "KAPPA_PROVDER is no setting, and changes nothing; was KAPPA_PROVIDER meant?" in started.stderr
 
 
+def test_doctor_notes_a_role_that_is_a_superuser(home: Path) -> None:
+    kg("db", "start", home=home)
+
+    def of_role(*more: str) -> list[str]:
+        url = kg("db", "url", *more, home=home).stdout.strip()
+        found = json.loads(kg("doctor", "--json", home=home, env={"KAPPA_DATABASE_URL": url}).stdout)
+        return [one["found"] for one in found if one["topic"] == "role"]
+
+    assert of_role() == []
+    assert of_role("--superuser") == ["postgres is a superuser"]
+
+
 def test_doctor_says_what_is_wrong_with_a_server_that_isnt_there(home: Path) -> None:
     done = kg("doctor", "--json", home=home, env={"KAPPA_DATABASE_URL": "postgresql://127.0.0.1:1/none"})
     assert done.returncode == 1

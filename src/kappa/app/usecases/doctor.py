@@ -72,7 +72,7 @@ def _of_variables() -> Iterator[Finding]:
 def _of_server(settings: Settings, database: Database, connection: psycopg.Connection[Row]) -> Iterator[Finding]:
     row = connection.execute(SERVER.sql).fetchone()
     assert row is not None
-    version, address, encoding = row
+    version, address, encoding, role, is_superuser = row
     embedded = settings.database_url is None
     origin = f"embedded, data in {settings.home.expanduser()}" if embedded else f"at {address}"
     found = f"PostgreSQL {version}, {origin}"
@@ -80,6 +80,9 @@ def _of_server(settings: Settings, database: Database, connection: psycopg.Conne
         yield Finding("server", Level.PROBLEM, f"{found}, encoding {encoding}", "the database must be in UTF8")
     else:
         yield Finding("server", Level.OK, found, "work and knowledge are kept here")
+    if is_superuser:
+        follows = "one that owns the database will do, and can't reach the server's files and programs"
+        yield Finding("role", Level.NOTE, f"{role} is a superuser", follows)
     yield _of_connections(database, connection)
     yield _of_schema(connection)
     for name, installed, available in connection.execute(EXTENSIONS.sql, {"names": list(WITH_EXTENSION)}):

@@ -1,7 +1,9 @@
 -- name: server
 SELECT current_setting('server_version'),
        coalesce(host(inet_server_addr()) || ':' || inet_server_port(), 'a unix socket'),
-       current_setting('server_encoding');
+       current_setting('server_encoding'),
+       session_user::text,
+       current_setting('is_superuser') = 'on';
 
 -- name: extensions
 SELECT wanted.name, installed.extversion, available.default_version

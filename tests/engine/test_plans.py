@@ -188,7 +188,7 @@ def test_the_database_is_as_crowded_as_it_should_be(session: Session) -> None:
 def test_a_claim_reads_what_it_takes_and_sorts_nothing(plans: Plans, lane: str, capacity: int) -> None:
     nodes = plans.of(jobs.claim(lane, "b", capacity))
     taken = {node.index for node in nodes if node.kind in ("Index Scan", "Index Only Scan") and node.table == "jobs"}
-    assert taken == {"jobs_queued", "jobs_running"}
+    assert taken == {"jobs_fair", "jobs_queued", "jobs_running"}
     assert not [node for node in nodes if "Sort" in node.kind]
     assert_by_index(nodes, at_most=max(capacity, RUNNING))
     assert changed(nodes) == [capacity]
@@ -201,10 +201,22 @@ def test_a_claim_of_a_lane_at_rest_reads_what_it_takes_and_sorts_nothing(
 ) -> None:
     nodes = plans.of(jobs.claim_at_rest(lane, "b", capacity, KINDS))
     taken = {node.index for node in nodes if node.kind in ("Index Scan", "Index Only Scan") and node.table == "jobs"}
-    assert taken == {"jobs_queued", "jobs_running"}
+    assert taken == {"jobs_fair", "jobs_queued", "jobs_running"}
     assert not [node for node in nodes if "Sort" in node.kind]
     assert_by_index(nodes, at_most=max(capacity, RUNNING))
     assert changed(nodes) == [capacity]
+
+
+@pytest.mark.parametrize("capacity", [1, 50])
+def test_a_claim_in_turn_reads_a_row_or_two_of_each_submitter_and_sorts_nothing(
+    plans: Plans, session: Session, capacity: int
+) -> None:
+    with session.transaction(force_rollback=True):
+        session.execute("UPDATE kappa.jobs SET submitted_by = 'name ' || id % 3 WHERE lane = 'tools' AND state = 'queued'")
+        nodes = plans.of(jobs.claim("tools", "b", capacity))
+        assert not [node for node in nodes if "Sort" in node.kind]
+        assert_by_index(nodes, at_most=RUNNING)
+        assert changed(nodes) == [capacity]
 
 
 def test_a_claim_of_some_kinds_reads_by_index(plans: Plans) -> None:

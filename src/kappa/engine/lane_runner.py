@@ -233,9 +233,9 @@ class LaneRunner:
             await asyncio.sleep(0)  # they begin before the lane goes to rest; under load the next claim comes first
         if claimed and (len(claimed) == asked or self._starved):
             last = claimed[-1]
-            if not last.adopted:
+            if last.token_floor is not None:  # neither adopted nor claimed in turn: nothing is left before it
                 self._floor = (-last.priority, last.id)
-                self._floor_token = last.token_floor or 0
+                self._floor_token = last.token_floor
             self._carrying = True
         if len(claimed) == asked:
             self._full_claims += 1

@@ -40,6 +40,7 @@ DECLARE
     from_rank int := floor_rank;
     from_id bigint := floor_id;
     level int;
+    head bigint;
     seen bigint[] := held;
     taken tid[] := '{}';
     rows tid[];
@@ -53,7 +54,7 @@ DECLARE
     had_something int;
 BEGIN
     WHILE cardinality(taken) < wanted AND visits > 0 LOOP
-        SELECT -q.priority INTO level FROM kappa.jobs AS q
+        SELECT -q.priority, q.id INTO level, head FROM kappa.jobs AS q
          WHERE q.lane = lane_name AND q.state = 'queued' AND ((-q.priority), q.id) > (from_rank, from_id)
            AND (known_kinds IS NULL OR q.kind = ANY (known_kinds)) AND q.id <> ALL (seen)
          ORDER BY (-q.priority), q.id LIMIT 1;
@@ -61,7 +62,7 @@ BEGIN
         unnamed := ARRAY(
             SELECT w.id FROM (SELECT q.id, q.submitted_by, q.kind, -q.priority AS rank FROM kappa.jobs AS q
                                WHERE q.lane = lane_name AND q.state = 'queued'
-                                 AND ((-q.priority), q.id) > (from_rank, from_id)
+                                 AND ((-q.priority), q.id) >= (level, head)
                                ORDER BY (-q.priority), q.id LIMIT look_at) AS w
              WHERE coalesce(w.submitted_by, '') = '' AND w.rank = level
                AND (known_kinds IS NULL OR w.kind = ANY (known_kinds)) AND w.id <> ALL (seen));
@@ -93,7 +94,7 @@ BEGIN
                     SELECT array_agg(c.ctid), array_agg(c.id) INTO rows, ids
                       FROM (SELECT q.ctid, q.id FROM kappa.jobs AS q
                              WHERE q.lane = lane_name AND q.state = 'queued' AND q.submitted_by = name
-                               AND (-q.priority) = level
+                               AND (-q.priority) = level AND q.id >= head
                                AND (known_kinds IS NULL OR q.kind = ANY (known_kinds)) AND q.id <> ALL (seen)
                              ORDER BY q.submitted_by, (-q.priority), q.id
                              LIMIT least(share, wanted - cardinality(taken)) FOR UPDATE SKIP LOCKED) AS c;
@@ -129,6 +130,21 @@ BEGIN
     END IF;
     RETURN taken;
 END $$;
+
+-- A child takes its parent's turn: else those of one large job would be before everybody else's.
+DO $$
+DECLARE
+    text text := pg_get_functiondef('kappa.spawn'::regproc);
+BEGIN
+    IF text NOT LIKE '%kind, payload, priority, NULL, NULL, parent,%' THEN
+        RAISE EXCEPTION 'kappa.spawn gives its child a submitter already';
+    END IF;
+    EXECUTE replace(text, 'kind, payload, priority, NULL, NULL, parent,',
+                    'kind, payload, priority, (SELECT j.submitted_by FROM kappa.jobs AS j WHERE j.id = parent), NULL, parent,');
+END $$;
+
+-- How many live jobs somebody has is counted where jobs are taken in.
+CREATE INDEX jobs_submitter ON kappa.jobs (submitted_by) WHERE submitted_by IS NOT NULL;
 
 -- Of what is claimed in turn, token_floor is null: below the last of these there is more to claim.
 CREATE OR REPLACE FUNCTION kappa.claim(

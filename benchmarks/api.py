@@ -359,8 +359,8 @@ class Bench:
     async def _fill_slots(self) -> None:
         status, said = await self.probe.ask("PATCH", "/admin/workers/lanes/checks", {"max_slots": SLOTS})
         assert status == 200, said
-        for _ in range(SLOTS):
-            slow = {"kind": "self_test", "payload": {"steps": 6000, "seconds": 600}, "priority": 10}
+        for _ in range(10 * SLOTS):  # each lasts a minute
+            slow = {"kind": "self_test", "payload": {"steps": 600, "seconds": 60}, "priority": 10}
             status, said = await self.probe.ask("POST", "/jobs", slow)
             assert status == 201, said
         until = time.monotonic() + 30

@@ -212,7 +212,9 @@ def test_a_claim_in_turn_reads_a_row_or_two_of_each_submitter_and_sorts_nothing(
     plans: Plans, session: Session, capacity: int
 ) -> None:
     with session.transaction(force_rollback=True):
-        session.execute("UPDATE kappa.jobs SET submitted_by = 'name ' || id % 3 WHERE lane = 'tools' AND state = 'queued'")
+        session.execute(
+            "UPDATE kappa.jobs SET submitted_by = 'name ' || id % 3 WHERE lane = 'tools' AND state = 'queued'"
+        )
         nodes = plans.of(jobs.claim("tools", "b", capacity))
         assert not [node for node in nodes if "Sort" in node.kind]
         assert_by_index(nodes, at_most=RUNNING)

@@ -122,7 +122,7 @@ def test_a_crowd_of_names_is_served_to_the_last(wide: Connection, how: str) -> N
         """INSERT INTO kappa.jobs (lane, kind, state, submitted_by)
            SELECT 'interactive', 'ingestion', 'queued', 'name ' || n FROM generate_series(1, 1500) AS n"""
     )
-    wide.execute("INSERT INTO kappa.jobs (lane, kind, state, priority, submitted_by) VALUES ('interactive', 'ingestion', 'queued', 1, 'zoe')")
+    submit(wide, "zoe", 1, priority=1)
     seen: set[int] = set()
     while claimed := claim(wide, how, 250):
         assert not seen & {job.id for job in claimed}

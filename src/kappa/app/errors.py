@@ -5,6 +5,7 @@ KappaError
     ├── NotAuthenticated   no token or session, or one that doesn't count
     ├── Forbidden          known, but not allowed to
     ├── Throttled          too many tries; says when the next one is listened to
+    ├── QuotaExceeded      more than one person may have kept
     ├── NotFound
     │   └── NotTheirs      it belongs to somebody else, which is not said
     ├── Conflict           it is there already, or something needs it
@@ -35,6 +36,10 @@ class Throttled(AppError):
     def __init__(self, text: str, retry_after: float) -> None:
         super().__init__(text)
         self.retry_after = retry_after
+
+
+class QuotaExceeded(AppError):
+    """More than one person may have kept."""
 
 
 class NotFound(AppError):

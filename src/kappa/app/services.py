@@ -21,6 +21,7 @@ from kappa.app.usecases.fleet import FleetWorkers
 from kappa.app.usecases.graph import KnowledgeGraph
 from kappa.app.usecases.ingest import Ingestions
 from kappa.app.usecases.jobs import Jobs
+from kappa.app.usecases.limits import LiveJobs
 from kappa.app.usecases.ontologies import Ontologies
 from kappa.app.usecases.overview import Overview
 from kappa.app.usecases.passes import Passes
@@ -109,7 +110,7 @@ async def open_services(settings: Settings, engine: Engine) -> AsyncGenerator[Se
         spans as traced,
         passes.opened() as doorman,
         fleet.opened(),
-        knowledge.opened(database, graph_config(settings), metrics.asked) as graph,
+        knowledge.opened(database, graph_config(settings), metrics.asked, settings.questions_per_person) as graph,
         _spool(settings) as spool,
         Overview(client).opened() as overview,
     ):
@@ -124,7 +125,8 @@ async def open_services(settings: Settings, engine: Engine) -> AsyncGenerator[Se
         )
         metrics.show_fleet(fleet_app)
         metrics.show_graph(graph)
-        ingestions = Ingestions(client, graph, settings)
+        live = LiveJobs(client, settings.max_live_jobs)
+        ingestions = Ingestions(client, graph, settings, live)
         try:
             yield Services(
                 settings=settings,
@@ -132,8 +134,8 @@ async def open_services(settings: Settings, engine: Engine) -> AsyncGenerator[Se
                 auth=auth,
                 credentials=Credentials(auth, passwords, timedelta(hours=settings.session_hours)),
                 people=people,
-                jobs=Jobs(client),
-                schedules=Schedules(client, engine),
+                jobs=Jobs(client, live),
+                schedules=Schedules(client, engine, live),
                 workers=Workers(client),
                 overview=overview,
                 watchtower=watchtower,
@@ -142,6 +144,7 @@ async def open_services(settings: Settings, engine: Engine) -> AsyncGenerator[Se
                     engine,
                     watchtower,
                     artifacts,
+                    live,
                     at_once=None if settings.queue_enabled else settings.runner_max_concurrency,
                 ),
                 fleet=fleet_app,

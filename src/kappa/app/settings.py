@@ -4,12 +4,13 @@ Each field is the variable `KAPPA_` + its name in capitals; docs/configuration.m
 list whole. No other module reads a variable of Kappa's.
 """
 
+import ipaddress
 import os
 from difflib import get_close_matches
 from enum import StrEnum
 from pathlib import Path
 
-from pydantic import AliasChoices, Field, SecretStr, ValidationError
+from pydantic import AliasChoices, Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from kappa.pg import Bounds, KappaError
@@ -27,6 +28,9 @@ def _or_else(field: str) -> AliasChoices:
 
 def _variable(field: str) -> str:
     return PREFIX + field.upper()
+
+
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 class BadSetting(KappaError):
@@ -91,6 +95,26 @@ class Settings(BaseSettings):
     port: int = Field(default=8420, ge=0, le=65535, description="The port that `kg up` listens on; 0 takes a free one")
     max_body: int = Field(default=1024 * 1024, ge=1024, description="Bytes that a request's body may have")
     max_upload: int = Field(default=100_000_000, ge=1, le=100_000_000, description="Bytes that a document may have")
+    trusted_proxies: str | None = Field(
+        default=None,
+        description="Addresses and networks of reverse proxies, as `127.0.0.1, 10.0.0.0/8`: from these alone "
+        "`X-Forwarded-For` and `X-Forwarded-Proto` are believed. Unset: from nobody",
+    )
+    max_live_jobs: int = Field(
+        default=1000,
+        ge=1,
+        description="Jobs of one person that are not over: awaiting approval, waiting or running. Those with "
+        "`workers:manage` have no limit",
+    )
+    max_kept_uploads: int = Field(
+        default=1_000_000_000,
+        ge=1,
+        description="Bytes of documents that one person has uploaded and that are still kept, which is a day. Those "
+        "with `jobs:manage` have no limit",
+    )
+    questions_per_person: int = Field(
+        default=6, ge=1, description="Questions of one person to the graph that are answered at once; the rest waits"
+    )
     mcp_hosts: str | None = Field(
         default=None,
         description="Names that agents reach `/mcp` by, as `kappa.example, other.example:8443`, beside loopback's "
@@ -217,10 +241,26 @@ class Settings(BaseSettings):
     )
     token: SecretStr | None = Field(default=None, description="The token that `kg` shows; the operator's if unset")
 
+    @field_validator("trusted_proxies")
+    @classmethod
+    def _check_proxies(cls, value: str | None) -> str | None:
+        _networks(value)
+        return value
+
+    @property
+    def proxies(self) -> tuple[Network, ...]:
+        """The networks of `trusted_proxies`."""
+        return _networks(self.trusted_proxies)
+
     @property
     def bounds(self) -> dict[str, Bounds]:
         sizes = {"queue": self.pool_queue, "graph": self.pool_graph, "auth": self.pool_auth, "fleet": self.pool_fleet}
         return {name: Bounds(1, size, self.pool_wait) for name, size in sizes.items()}
+
+
+def _networks(text: str | None) -> tuple[Network, ...]:
+    parts = [part.strip() for part in (text or "").split(",") if part.strip()]
+    return tuple(map(ipaddress.ip_network, parts))  # its error names the part
 
 
 def mistyped() -> list[tuple[str, str | None]]:

@@ -64,7 +64,8 @@ def build(
     app = middleware.ShutdownGuard(app, guard)
     app = middleware.Observed(app, services.observers)
     # Outermost: what thousands of workers say every second needs none of the above.
-    return middleware.Fleet(middleware.RequestId(app), services.fleet)
+    app = middleware.Fleet(middleware.RequestId(app), services.fleet)
+    return middleware.Proxied(app, proxies) if (proxies := services.settings.proxies) else app
 
 
 class _Api(FastAPI):

@@ -36,7 +36,7 @@ async def upload(
         return UploadedView.model_validate(await services.ingestions.upload(who, name, path))
 
 
-@routes.post("/ingest", Permission.GRAPH_INGEST, 404, 409, 501, status_code=201)
+@routes.post("/ingest", Permission.GRAPH_INGEST, 404, 409, 429, 501, status_code=201)
 async def submit(services: Uses, who: Who, body: Submit, response: Response) -> SubmittedView:
     """Bring uploads, or one small text, into an ontology. Several are one job, with a child for each."""
     uploads = body.uploads

@@ -38,7 +38,7 @@ EVENT = {
 }
 
 
-@routes.post("", Permission.JOBS_ENQUEUE, 404, status_code=201, responses={200: {"model": EnqueuedJob}})
+@routes.post("", Permission.JOBS_ENQUEUE, 404, 429, status_code=201, responses={200: {"model": EnqueuedJob}})
 async def enqueue(services: Uses, who: Who, body: EnqueueJob, response: Response) -> EnqueuedJob:
     """Put a job in. 201 says that it was made, 200 that a live job has the same `dedup_key`.
 
@@ -116,7 +116,7 @@ async def cancel(services: Uses, who: Who, job_id: JobPath, body: CancelJob | No
     return JobView.of(job, with_detail=who.may(Permission.WORKERS_VIEW))
 
 
-@routes.post("/{job_id}/retry", Permission.JOBS_RETRY, 404, 409, status_code=201)
+@routes.post("/{job_id}/retry", Permission.JOBS_RETRY, 404, 409, 429, status_code=201)
 async def retry(services: Uses, who: Who, job_id: JobPath, response: Response) -> EnqueuedJob:
     """Enqueue a finished job anew. It is a new job, that knows its origin as `retry_of`.
 

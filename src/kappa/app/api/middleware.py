@@ -3,6 +3,7 @@
 None of them looks into a body or holds a response back: streams pass through.
 """
 
+import ipaddress
 import logging
 import re
 import secrets
@@ -16,6 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kappa.app.answered import UNMATCHED, Answered, Observer
 from kappa.app.api import problems
+from kappa.app.settings import Network
 from kappa.engine.fleet.wire import PREFIX
 
 log = logging.getLogger("kappa.access")
@@ -42,6 +44,57 @@ class Guard:
 
     def drain(self) -> None:
         self.draining = True
+
+
+class Proxied:
+    """The address and the scheme that a caller used, as a trusted proxy says. Nobody else is believed.
+
+    A proxy adds the address it sees at the right of `X-Forwarded-For`; what stands to the left of the first one that
+    is no trusted proxy's may have been made up.
+    """
+
+    def __init__(self, app: ASGIApp, trusted: Sequence[Network]) -> None:
+        self._app = app
+        self._trusted = trusted
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        client = scope.get("client")
+        if scope["type"] == "http" and client is not None and self._is_trusted(_address(client[0])):
+            headers = Headers(scope=scope)
+            seen = ",".join(headers.getlist("x-forwarded-for")).split(",")
+            scheme = ",".join(headers.getlist("x-forwarded-proto")).split(",")[-1].strip().lower()
+            scope = {**scope, "client": (self._caller(client[0], seen), 0)}
+            if scheme in ("http", "https"):
+                scope["scheme"] = scheme
+        return await self._app(scope, receive, send)
+
+    def _caller(self, proxy: str, seen: Sequence[str]) -> str:
+        caller = proxy
+        for text in reversed(seen):
+            address = _address(text)
+            if address is None:  # whoever wrote that, nothing beyond it can be believed
+                break
+            caller = str(address)
+            if not self._is_trusted(address):
+                break
+        return caller
+
+    def _is_trusted(self, address: ipaddress.IPv4Address | ipaddress.IPv6Address | None) -> bool:
+        return address is not None and any(address in network for network in self._trusted)
+
+
+def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """An address as it stands in `X-Forwarded-For`, with or without a port."""
+    text = text.strip()
+    if text.startswith("["):
+        text = text[1:].partition("]")[0]
+    elif text.count(":") == 1:
+        text = text.partition(":")[0]
+    try:
+        found = ipaddress.ip_address(text.partition("%")[0])
+    except ValueError:
+        return None
+    return (found.ipv4_mapped or found) if isinstance(found, ipaddress.IPv6Address) else found
 
 
 class Fleet:

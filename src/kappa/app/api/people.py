@@ -5,7 +5,7 @@ from typing import Annotated
 
 from fastapi import Path, Query, Request, Response
 
-from kappa.app.api.routing import COOKIE, Routes, Uses, Who
+from kappa.app.api.routing import COOKIE, Routes, Uses, Who, check_origin
 from kappa.app.api.schemas import (
     AuditEntry,
     AuditPage,
@@ -39,6 +39,7 @@ RolePath = Annotated[RoleName, Path()]
 @routes.open("POST", "/sessions", 401, 403, 429, status_code=201)
 async def sign_in(services: Uses, body: SignIn, request: Request, response: Response) -> SessionView:
     """Sign in with name and password. The answer sets a cookie, and has the CSRF token that changes need."""
+    check_origin(request)
     address = request.client.host if request.client else "local"
     session = await services.credentials.sign_in(body.name, body.password, address, request.scope["kappa.request_id"])
     response.set_cookie(

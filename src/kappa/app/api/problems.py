@@ -62,6 +62,7 @@ STATUS: tuple[tuple[type[Exception], int, str], ...] = (
     (reading.EmptyDocument, 422, "empty_document"),
     (reading.ReadError, 422, "unreadable_document"),
     (reading.ReaderUnavailable, 503, "reader_unavailable"),
+    (app.QuotaExceeded, 413, "quota_exceeded"),
     (app.Throttled, 429, "throttled"),
     (app.NotInstalled, 501, "not_installed"),
     (graph.MissingExtra, 501, "not_installed"),

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Coroutine
 from typing import Annotated, Any, TypeVar
+from urllib.parse import urlsplit
 
 from fastapi import APIRouter, Depends, Request, Security
 from fastapi.routing import APIRoute
@@ -9,11 +10,12 @@ from fastapi.security import APIKeyCookie, HTTPAuthorizationCredentials, HTTPBea
 
 from kappa.app.api import problems
 from kappa.app.api.json_body import JsonRoute
-from kappa.app.errors import NotAuthenticated
+from kappa.app.errors import Forbidden, NotAuthenticated
 from kappa.app.permissions import Permission
 from kappa.app.services import Services
 from kappa.app.usecases.credentials import with_request
 from kappa.app.usecases.principal import Principal
+from kappa.app.usecases.turns import CALLER
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -35,15 +37,49 @@ Cookie = Annotated[str | None, Security(_cookie)]
 
 
 async def recognise(request: Request, services: Uses, bearer: Bearer, cookie: Cookie) -> Principal:
+    who = await _recognised(request, services, bearer, cookie)
+    CALLER.set(who)
+    return who
+
+
+async def _recognised(
+    request: Request, services: Services, bearer: HTTPAuthorizationCredentials | None, cookie: str | None
+) -> Principal:
     request_id: str = request.scope["kappa.request_id"]
     if bearer is not None:
         return with_request(await services.credentials.by_token(bearer.credentials), request_id)
     if cookie is not None:
         session = await services.credentials.by_cookie(cookie)
         if request.method not in SAFE:
+            check_origin(request)
             await services.credentials.csrf_fits(session, request.headers.get(CSRF))
         return with_request(session.who, request_id)
     raise NotAuthenticated("send a token: Authorization: Bearer …")
+
+
+def check_origin(request: Request) -> bool:
+    """Refuses what a page of another site makes a browser send; every browser says so, in one header or the other.
+
+    True if the browser says that it is this site's own page. A caller that says nothing is no browser of these days.
+    """
+    site, origin = request.headers.get("sec-fetch-site"), request.headers.get("origin")
+    if site is not None:
+        if site not in ("same-origin", "none"):
+            raise Forbidden(f"this was sent by a page of another site (Sec-Fetch-Site: {site})")
+        return True
+    if origin is None:
+        return False
+    host = request.headers.get("host", "")
+    if _without_usual_port(urlsplit(origin).netloc) != _without_usual_port(host):
+        raise Forbidden(
+            f"this was sent by a page of {origin}, and the server was asked for as {host!r}: "
+            "if a proxy stands between, it must pass the Host header on"
+        )
+    return True
+
+
+def _without_usual_port(host: str) -> str:
+    return host.lower().removesuffix(":80").removesuffix(":443")
 
 
 Who = Annotated[Principal, Depends(recognise)]

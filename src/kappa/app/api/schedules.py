@@ -53,7 +53,7 @@ async def resume(services: Uses, who: Who, name: Name) -> ScheduleView:
     return ScheduleView.of(await services.schedules.edit(who, name, {"enabled": True}))
 
 
-@routes.post("/{name}/run", Permission.SCHEDULES_MANAGE, 404, status_code=201)
+@routes.post("/{name}/run", Permission.SCHEDULES_MANAGE, 404, 429, status_code=201)
 async def run(services: Uses, who: Who, name: Name, response: Response) -> EnqueuedJob:
     """Enqueue its job now, in one's own name. When it is due next doesn't change."""
     done = await services.schedules.run(who, name)

@@ -6,6 +6,7 @@ signed, so that one which was made up is refused without a look at the database.
 
 import hashlib
 import hmac
+import ipaddress
 import secrets
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
@@ -40,12 +41,19 @@ FAILURES = sql["failures"]
 NOTE_FAILURE = sql["note_failure"]
 FORGET_FAILURES = sql["forget_failures"]
 FORGET_OLD_FAILURES = sql["forget_old_failures"]
+KNOWN_PLACE = sql["known_place"]
+KEEP_PLACE = sql["keep_place"]
+FORGET_OLD_PLACES = sql["forget_old_places"]
 SIGNING_KEY = sql["signing_key"]
 
 PREFIX = "kappa_"
-FAILURES_BY_NAME = 5
+FAILURES_HERE = 5
+"""Of one name from one address."""
 FAILURES_BY_ADDRESS = 30
+FAILURES_BY_NAME = 50
 WITHIN = timedelta(minutes=15)
+KNOWN_FOR = timedelta(days=90)
+"""How long an address from which somebody signed in is theirs."""
 LONGEST_TOKEN = timedelta(days=3650)
 
 _KNOWN = frozenset(Permission)
@@ -133,13 +141,22 @@ class Credentials:
         return Session(Principal(user_id, name, allowed, token_id), expires_at, cookie, await self._csrf(key))
 
     async def sign_in(self, name: str, password: str, address: str, request_id: str | None) -> Session:
-        """A session for whoever knows the password. Tries are counted by name and by address."""
-        limits = {f"name {name}": FAILURES_BY_NAME, f"address {address}": FAILURES_BY_ADDRESS}
+        """A session for whoever knows the password.
+
+        Failures are counted by name and address together, and, more generously, by each alone. Who signed in from this
+        address before is stopped by the first count only: others can't shut them out from another address, nor, by
+        guessing at other names, from the same one.
+        """
+        place = _place(address)
+        own, by_address, by_name = f"name {name} at {place}", f"address {place}", f"name {name}"
+        limits = {own: FAILURES_HERE, by_address: FAILURES_BY_ADDRESS, by_name: FAILURES_BY_NAME}
         # A try counts before it is looked at, and is forgotten if it was right: many at once can't all be the first.
         async with self._pool.transaction(who="sign in") as connection:
             await run_async(connection, Op(LOCK_SIGN_IN, {"keys": list(limits)}, nothing))
+            is_known = await _one(connection, KNOWN_PLACE, name=name, place=place) is not None
             for key, most in limits.items():
-                await self._throttle(connection, key, most)
+                if key == own or not is_known:
+                    await self._throttle(connection, key, most)
             await run_async(connection, Op(NOTE_FAILURE, {"keys": list(limits)}, nothing))
             found = await _one(connection, PASSWORD_OF, name=name)
         # No connection is held meanwhile: this takes as long as fifty looks at a token.
@@ -151,8 +168,9 @@ class Credentials:
             if await _one(connection, STILL_FITS, id=found[0], password=found[2]) is None:
                 raise NotAuthenticated("name and password don't fit")
             await run_async(connection, Op(FORGET_OLD_FAILURES, {"within": WITHIN}, nothing))
-            keys = {"name": f"name {name}", "address": f"address {address}"}
-            await run_async(connection, Op(FORGET_FAILURES, keys, nothing))
+            await run_async(connection, Op(FORGET_OLD_PLACES, {"within": KNOWN_FOR}, nothing))
+            await run_async(connection, Op(FORGET_FAILURES, {"own": own, "others": [by_address, by_name]}, nothing))
+            await run_async(connection, Op(KEEP_PLACE, {"user_id": found[0], "place": place}, nothing))
             return await self._begin_session(connection, Principal(found[0], name, frozenset(), None, request_id))
 
     async def sign_in_by_token(self, secret: str, request_id: str | None) -> Session:
@@ -278,6 +296,19 @@ class Credentials:
 
 def with_request(who: Principal, request_id: str | None) -> Principal:
     return replace(who, request_id=request_id)
+
+
+def _place(address: str) -> str:
+    """What failures are counted by: an address; of IPv6 its network, as one machine has all addresses of that."""
+    try:
+        parsed = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return address
+    if isinstance(parsed, ipaddress.IPv6Address):
+        if parsed.ipv4_mapped is not None:
+            return str(parsed.ipv4_mapped)
+        return str(ipaddress.ip_network((parsed, 64), strict=False))
+    return str(parsed)
 
 
 def _hash(secret: str) -> bytes:

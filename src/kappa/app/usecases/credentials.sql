@@ -65,10 +65,22 @@ SELECT count(*), extract(epoch FROM min(at) + %(within)s::interval - now())::dou
 INSERT INTO kappa.sign_in_failures (key) SELECT unnest(%(keys)s::text[]);
 
 -- name: forget_failures
--- All of the name's, and of the address's the one that was noted for this try.
+-- All of the name's from this place, and of the others' the one that was noted for this try.
 DELETE FROM kappa.sign_in_failures
- WHERE key = %(name)s
-    OR ctid = (SELECT ctid FROM kappa.sign_in_failures WHERE key = %(address)s ORDER BY at DESC LIMIT 1);
+ WHERE key = %(own)s::text
+    OR ctid = ANY (ARRAY(SELECT (SELECT f.ctid FROM kappa.sign_in_failures AS f WHERE f.key = k ORDER BY f.at DESC LIMIT 1)
+                           FROM unnest(%(others)s::text[]) AS k));
+
+-- name: known_place
+SELECT FROM kappa.sign_in_places AS p JOIN kappa.users AS u ON u.id = p.user_id
+ WHERE u.name = %(name)s::text AND p.place = %(place)s::text;
+
+-- name: keep_place
+INSERT INTO kappa.sign_in_places AS p (user_id, place) VALUES (%(user_id)s, %(place)s::text)
+ON CONFLICT (user_id, place) DO UPDATE SET last_at = now();
+
+-- name: forget_old_places
+DELETE FROM kappa.sign_in_places WHERE last_at < now() - %(within)s::interval;
 
 -- name: forget_old_failures
 DELETE FROM kappa.sign_in_failures WHERE at < now() - %(within)s::interval;

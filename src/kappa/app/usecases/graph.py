@@ -1,8 +1,9 @@
 """The graph of one server, for people and agents.
 
 A question blocks, so it has a thread: one of as many as the graph's pool has connections, less the two that are left
-to others. Who finds none waits on the loop, behind everyone who came before, until its deadline. Who goes away is not
-worked for any longer. What is no question (writes, settings, status) has two threads of its own.
+to others. People take turns in them, and one has no more than a share. Who finds none waits on the loop, until its
+deadline. Who goes away is not worked for any longer. What is no question (writes, settings, status) has two threads
+of its own.
 """
 
 import asyncio
@@ -13,7 +14,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequen
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
 
 from anyio.to_thread import run_sync
@@ -21,6 +22,7 @@ from anyio.to_thread import run_sync
 from kappa.app.errors import Ambiguous, NotFound, NotInstalled
 from kappa.app.usecases import audit
 from kappa.app.usecases.principal import Principal
+from kappa.app.usecases.turns import CALLER, Turns
 from kappa.graph import (
     Answer,
     BadWrite,
@@ -125,6 +127,7 @@ class KnowledgeGraph:
         graph: "Graph | None",
         pool: Pool | None,
         threads: int,
+        share: int,
         observe: Observer,
         asking: "Callable[[Graph, float, int | None], Asking]",
     ) -> None:
@@ -132,6 +135,7 @@ class KnowledgeGraph:
         self._asking = asking
         self._pool = pool
         self._observe = observe
+        self._turns = Turns(threads, share)
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="kappa graph question")
         self._others = ThreadPoolExecutor(OTHERS, thread_name_prefix="kappa graph other")
         # One at a time: rendering holds the interpreter, and the event loop waits for as many turns as threads want it.
@@ -190,18 +194,34 @@ class KnowledgeGraph:
             asking.begin()
             return act(asking)
 
+        caller = CALLER.get()
+        name = caller.name if caller is not None else ""
+        until = time.monotonic() + seconds
+        leaving = None if gone is None else asyncio.ensure_future(gone())
         self._under_way.add(asking)
-        work = self._threads.submit(run)
+        try:
+            place = self._turns.enter(name)
+            try:
+                await _first_of(place, leaving, seconds)
+                if not place.done():
+                    if leaving is not None and leaving.done():
+                        raise _LeftAlone("nobody waits for the answer any more")
+                    raise GraphBusy(f"no thread became free for a question within {seconds:g} s")
+            except BaseException:
+                self._turns.give_up(name, place)
+                raise
+            work = self._threads.submit(run)
+        except BaseException:
+            self._under_way.discard(asking)
+            if leaving is not None:
+                leaving.cancel()
+            raise
         answer = asyncio.wrap_future(work)
         answer.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
         answer.add_done_callback(lambda _: self._under_way.discard(asking))
-        leaving = None if gone is None else asyncio.ensure_future(gone())
+        answer.add_done_callback(lambda _: self._turns.leave(name))
         try:
-            await asyncio.wait(
-                [answer] if leaving is None else [answer, leaving],
-                timeout=seconds,
-                return_when=asyncio.FIRST_COMPLETED,
-            )
+            await _first_of(answer, leaving, until - time.monotonic())
             if not answer.done():
                 waited = work.cancel()
                 if leaving is not None and leaving.done():
@@ -350,13 +370,21 @@ class KnowledgeGraph:
             self._graph.close()
 
 
+async def _first_of(wanted: "asyncio.Future[Any]", leaving: "asyncio.Future[object] | None", seconds: float) -> None:
+    if not wanted.done():
+        both = [wanted] if leaving is None else [wanted, leaving]
+        await asyncio.wait(both, timeout=max(0.0, seconds), return_when=asyncio.FIRST_COMPLETED)
+
+
 class _LeftAlone(QuestionStopped):
     """Whoever asked went away."""
 
 
 @asynccontextmanager
-async def opened(database: Database, config: GraphConfig, observe: Observer) -> AsyncGenerator[KnowledgeGraph]:
-    """The graph, with its pool and its snapshot, for as long as the block lasts."""
+async def opened(
+    database: Database, config: GraphConfig, observe: Observer, share: int
+) -> AsyncGenerator[KnowledgeGraph]:
+    """The graph, with its pool and its snapshot, for as long as the block lasts. `share`: one person's threads."""
     try:
         from kappa.app.usecases.questions import Asking
         from kappa.graph import Graph
@@ -364,12 +392,12 @@ async def opened(database: Database, config: GraphConfig, observe: Observer) -> 
         if error.name != "numpy":
             raise
         log.warning("numpy is missing, so the graph can't be asked here; the extra kappa[graph] brings it")
-        yield KnowledgeGraph(None, None, 1, observe, _nobody)
+        yield KnowledgeGraph(None, None, 1, 1, observe, _nobody)
         return
     pool = Pool(database.url, "graph", config.pool, behind_pooler=database.behind_pooler)
     await run_sync(pool.open)
     graph = Graph(database, config, pool=pool)
-    made = KnowledgeGraph(graph, pool, max(1, config.pool.max_size - SPARED), observe, Asking)
+    made = KnowledgeGraph(graph, pool, max(1, config.pool.max_size - SPARED), share, observe, Asking)
     await run_sync(graph.open)
     try:
         yield made

@@ -18,13 +18,14 @@ from uuid import UUID
 from psycopg import AsyncConnection
 from pydantic import ValidationError
 
-from kappa.app.errors import Conflict, Refused
+from kappa.app.errors import Conflict, QuotaExceeded, Refused
 from kappa.app.kinds import models
 from kappa.app.kinds.ingestion import INGEST_IMAGE, INGESTION, Ingestion, kind_of
 from kappa.app.permissions import Permission
 from kappa.app.settings import Settings
 from kappa.app.usecases import submission
 from kappa.app.usecases.graph import KnowledgeGraph
+from kappa.app.usecases.limits import LiveJobs, check_priority
 from kappa.app.usecases.principal import Principal
 from kappa.engine import AsyncClient, Job, JobState
 from kappa.pg import queries
@@ -115,8 +116,9 @@ class AlreadyThere(Conflict):
 class Ingestions:
     """Documents of one server, on their way into its graph."""
 
-    def __init__(self, client: AsyncClient, graph: KnowledgeGraph, settings: Settings) -> None:
+    def __init__(self, client: AsyncClient, graph: KnowledgeGraph, settings: Settings, live: LiveJobs) -> None:
         self._client = client
+        self._live_jobs = live
         self._graph = graph
         self._settings = settings
         # A file waits here for its reader, which takes seconds: never many at once, and never in the threads of others.
@@ -127,10 +129,11 @@ class Ingestions:
     async def upload(self, who: Principal, name: str, path: Path) -> Uploaded:
         """Keep a file for submission. It is read, but for what needs OCR; the file itself may go afterwards.
 
-        Raises a `ReadError` (unknown format, broken, encrypted, empty, too large), a `MissingExtra`, or a
-        `ReaderUnavailable`.
+        Raises a `ReadError` (unknown format, broken, encrypted, empty, too large), a `MissingExtra`, a `QuotaExceeded`
+        or a `ReaderUnavailable`.
         """
         graph = self._graph.here()
+        most = None if who.may(Permission.JOBS_MANAGE) else self._settings.max_kept_uploads
         if not name.strip():
             raise Refused("a file needs a name")
 
@@ -146,10 +149,15 @@ class Ingestions:
 
             check()
             intake.check_size(path.stat().st_size, name)
+            if most is not None:
+                with graph.transaction() as connection:
+                    _check_room(who, uploads.kept_bytes(connection, who.name, None), 1, most)
             data = path.read_bytes()
             counted = self._pool().count(data, name, rule=models.chunk_rule(self._settings), check=check)
             taken = intake.take_in(data, name, who.name, counted=counted)
             with graph.transaction() as connection:
+                if most is not None:
+                    _check_room(who, uploads.kept_bytes(connection, who.name, taken.upload.key), len(data), most)
                 uploads.add(connection, taken.upload, data, intake.KEEP)
             return taken
 
@@ -187,6 +195,7 @@ class Ingestions:
         submission.require_permissions(who, INGESTION)
         if auto_approve:
             who.require(Permission.JOBS_APPROVE)
+        check_priority(who, priority)
         if not ontology.strip():
             raise Refused("an ontology needs a name")
         if not uploads:
@@ -197,7 +206,7 @@ class Ingestions:
         # Before anybody waits for a job that can't begin. Importing an SDK takes a moment.
         await asyncio.to_thread(models.check, self._settings, provider or self._settings.provider)
         files = await self._find(who, uploads)
-        async with self._client.transaction() as connection:
+        async with self._live_jobs.one_more(who), self._client.transaction() as connection:
             # Who submits the same at the same time waits here, and then finds this job.
             await connection.execute(LOCK_SUBMISSIONS.sql, {"ontology": ontology})
             duplicates = [] if force else await self._duplicates(connection, ontology, files)
@@ -299,6 +308,14 @@ class Ingestions:
             made.documents, made.chunks, made.words, made.tokens_in + made.tokens_out, made.embeddings,
             made.ocr_pages, made.price,
         )  # fmt: skip
+
+
+def _check_room(who: Principal, kept: int, size: int, most: int) -> None:
+    if kept + size > most:
+        raise QuotaExceeded(
+            f"{who.name} has uploaded {kept:,} bytes that are kept, and {most:,} are allowed: "
+            "an upload goes a day after it was last needed; try again then, or have KAPPA_MAX_KEPT_UPLOADS raised"
+        )
 
 
 def _asked(job: Job) -> Ingestion | None:

@@ -13,6 +13,7 @@ from psycopg import AsyncConnection
 from kappa.app.errors import Forbidden, Refused
 from kappa.app.permissions import Permission
 from kappa.app.usecases import audit, submission
+from kappa.app.usecases.limits import LiveJobs, check_priority
 from kappa.app.usecases.principal import Principal
 from kappa.engine import AsyncClient, Enqueued, Job, JobState, Needs
 from kappa.pg.queries import Row
@@ -23,8 +24,9 @@ T = TypeVar("T")
 class Jobs:
     """Jobs of one engine, for people."""
 
-    def __init__(self, client: AsyncClient) -> None:
+    def __init__(self, client: AsyncClient, live: LiveJobs) -> None:
         self._client = client
+        self._live = live
 
     def begin(self) -> AbstractAsyncContextManager[AsyncConnection[Row], bool | None]:
         return self._client.transaction()
@@ -45,15 +47,18 @@ class Jobs:
         auto_approve: bool = False,
         needs: Needs | None = None,
     ) -> Enqueued:
-        """Put a job in. Approving it along the way needs the permission to approve."""
+        """Put a job in. Approving it along the way, and a priority above 0, need their permissions."""
+        check_priority(who, priority)
         if auto_approve:
             who.require(Permission.JOBS_APPROVE)
         if dedup_key is not None and dedup_key.startswith(submission.RESERVED):
             raise Refused(f"dedup_key must not begin with {submission.RESERVED!r}")
-        return await submission.enqueue(
-            self._client, who, kind, payload, priority=priority, at=at, delay=delay, dedup_key=dedup_key,
-            timeout=timeout, max_attempts=max_attempts, auto_approve=who.name if auto_approve else None, needs=needs,
-        )  # fmt: skip
+        async with self._live.one_more(who):
+            return await submission.enqueue(
+                self._client, who, kind, payload, priority=priority, at=at, delay=delay, dedup_key=dedup_key,
+                timeout=timeout, max_attempts=max_attempts, auto_approve=who.name if auto_approve else None,
+                needs=needs,
+            )  # fmt: skip
 
     @audit.refusals("job.approve")
     async def approve(self, who: Principal, job_id: int) -> Job:
@@ -92,7 +97,9 @@ class Jobs:
             await submission.check(connection, who, job.kind, job.payload)
             return done
 
-        return await self._act(who, job_id, "job.retry", act)
+        check_priority(who, job.priority)
+        async with self._live.one_more(who):
+            return await self._act(who, job_id, "job.retry", act)
 
     async def prioritise(self, who: Principal, job_id: int, priority: int, *, any_job: bool = False) -> Job:
         async def act(connection: AsyncConnection[Row]) -> None:

@@ -14,6 +14,7 @@ from psycopg import AsyncConnection
 from kappa.app.errors import Conflict
 from kappa.app.permissions import Permission
 from kappa.app.usecases import audit, submission
+from kappa.app.usecases.limits import LiveJobs, check_priority
 from kappa.app.usecases.principal import Principal
 from kappa.engine import AsyncClient, Engine, Enqueued, Schedule, ScheduleError, UnknownKind
 from kappa.engine.schedule import no_schedule, upcoming
@@ -36,8 +37,9 @@ class ScheduleNow:
 class Schedules:
     """The schedules of one engine."""
 
-    def __init__(self, client: AsyncClient, engine: Engine) -> None:
+    def __init__(self, client: AsyncClient, engine: Engine, live: LiveJobs) -> None:
         self._client = client
+        self._live = live
         self._engine = engine
 
     def begin(self) -> AbstractAsyncContextManager[AsyncConnection[Row], bool | None]:
@@ -52,6 +54,7 @@ class Schedules:
     @audit.refusals("schedule.add")
     async def add(self, who: Principal, schedule: Schedule) -> ScheduleNow:
         await self._check(who, schedule.kind)
+        check_priority(who, schedule.priority)
         async with self._client.transaction() as connection:
             made = await self._client.add_schedule(schedule, connection=connection)
             await submission.check(connection, who, made.kind, made.payload)
@@ -66,7 +69,9 @@ class Schedules:
     async def edit(self, who: Principal, name: str, changes: dict[str, Any]) -> ScheduleNow:
         """Change columns of a schedule's row. To pause one is all that needs no leave to enqueue its job."""
         if changes != {"enabled": False}:
-            await self._check(who, (await self._client.show_schedule(name)).kind)
+            today = await self._client.show_schedule(name)
+            await self._check(who, today.kind)
+            check_priority(who, changes.get("priority", today.priority))
             if "kind" in changes:
                 await self._check(who, changes["kind"])
         async with self._client.transaction() as connection:
@@ -84,7 +89,8 @@ class Schedules:
         who.require(Permission.JOBS_ENQUEUE)
         schedule = await self._client.show_schedule(name)
         submission.require(who, schedule.kind)
-        async with self._client.transaction() as connection:
+        check_priority(who, schedule.priority)
+        async with self._live.one_more(who), self._client.transaction() as connection:
             done = await self._client.enqueue(
                 schedule.kind, schedule.payload, priority=schedule.priority, submitted_by=who.name,
                 auto_approve=who.name if who.may(Permission.JOBS_APPROVE) else None, connection=connection,

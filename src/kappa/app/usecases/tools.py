@@ -8,6 +8,7 @@ from typing import Any
 from kappa.app.errors import Forbidden, NotFound, Throttled
 from kappa.app.permissions import Permission
 from kappa.app.usecases import audit, submission
+from kappa.app.usecases.limits import LiveJobs, check_priority
 from kappa.app.usecases.principal import Principal
 from kappa.app.usecases.watching import Watchtower
 from kappa.engine import AsyncClient, Engine, WorkerConfig
@@ -27,6 +28,7 @@ class ToolRuns:
         engine: Engine,
         watchtower: Watchtower,
         artifacts: ArtifactStore,
+        live: LiveJobs,
         *,
         at_once: int | None,
     ) -> None:
@@ -35,6 +37,7 @@ class ToolRuns:
         self._engine = engine
         self._watchtower = watchtower
         self._artifacts = artifacts
+        self._live = live
         self._at_once = at_once
         self._under_way = 0
 
@@ -75,15 +78,17 @@ class ToolRuns:
     ) -> ToolRun:
         """Ask for a run. Without a queue it is done before this comes back, or refused at once if others are."""
         submission.require_permissions(who, KIND)
+        check_priority(who, priority)
         if self._at_once is not None:
             if self._under_way >= self._at_once:
                 raise Throttled(f"{self._under_way} tool runs are under way, and no more may be", TRY_AGAIN)
             self._under_way += 1
         try:
-            asked = await self.tools.run(
-                name, version=version, inputs=inputs, files=files, priority=priority, max_attempts=max_attempts,
-                requested_by=who.name,
-            )  # fmt: skip
+            async with self._live.one_more(who):
+                asked = await self.tools.run(
+                    name, version=version, inputs=inputs, files=files, priority=priority, max_attempts=max_attempts,
+                    requested_by=who.name,
+                )  # fmt: skip
             if self._at_once is not None:
                 await self._do_now(asked)
                 asked = await self.tools.show(asked.id)

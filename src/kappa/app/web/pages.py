@@ -17,13 +17,14 @@ from starlette.datastructures import FormData, UploadFile
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
-from kappa.app.api.routing import COOKIE, CSRF, SAFE
+from kappa.app.api.routing import COOKIE, CSRF, SAFE, check_origin
 from kappa.app.api.wording import what_is_wrong
-from kappa.app.errors import NotAuthenticated, Refused
+from kappa.app.errors import Forbidden, NotAuthenticated, Refused
 from kappa.app.permissions import Permission
 from kappa.app.services import Services
 from kappa.app.usecases.credentials import Session, with_request
 from kappa.app.usecases.principal import Principal
+from kappa.app.usecases.turns import CALLER
 from kappa.app.web.rendering import Templates
 
 log = logging.getLogger(__name__)
@@ -184,19 +185,38 @@ async def visited(request: Request, services: Services, templates: Templates, pa
     if cookie is None:
         raise NotAuthenticated("sign in first")
     session = await services.credentials.by_cookie(cookie)
+    session.who.require(page.permission)
+    CALLER.set(session.who)
     form = FormData()
     if request.method not in SAFE:
-        form = await request.form(max_files=100, max_fields=1000)
-        field = form.get("csrf_token")
-        given = request.headers.get(CSRF) or (field if isinstance(field, str) else None)
-        await services.credentials.csrf_fits(session, given)
-    session.who.require(page.permission)
+        form = await _form(request, services, session)
     who = with_request(session.who, request.scope["kappa.request_id"])
     visit = Visit(request, services, templates, Session(who, session.expires_at, session.cookie, session.csrf), form)
     try:
         return await page.handler(visit)
     finally:
         await form.close()
+
+
+async def _form(request: Request, services: Services, session: Session) -> FormData:
+    """What is sent. Before any of it is read, the headers must show that this site's own page sends it."""
+    is_own, given = check_origin(request), request.headers.get(CSRF)
+    if given is not None:
+        await services.credentials.csrf_fits(session, given)
+    elif not is_own:
+        size = request.headers.get("content-length", "")
+        if not size.isdecimal() or int(size) > services.settings.max_body:
+            most = services.settings.max_body
+            raise Forbidden(f"a form of more than {most} bytes needs the header {CSRF}, or Origin")
+    form = await request.form(max_files=100, max_fields=1000)
+    if given is None:
+        field = form.get("csrf_token")
+        try:
+            await services.credentials.csrf_fits(session, field if isinstance(field, str) else None)
+        except Forbidden:
+            await form.close()
+            raise
+    return form
 
 
 def signed_in(request: Request, response: Response, session: Session) -> None:

@@ -5,8 +5,8 @@ from urllib.parse import quote
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
-from kappa.app.api.routing import COOKIE
-from kappa.app.errors import Forbidden, NotAuthenticated, Throttled
+from kappa.app.api.routing import COOKIE, check_origin
+from kappa.app.errors import NotAuthenticated, Throttled
 from kappa.app.permissions import Permission
 from kappa.app.services import Services
 from kappa.app.web.pages import HEADERS, PREFIX, SIGN_IN, Pages, Visit, signed_in, way_back
@@ -23,8 +23,7 @@ async def form(request: Request) -> Response:
 @pages.open("POST", "/sign-in")
 async def sign_in(request: Request) -> Response:
     # There is no session yet whose token a form could carry; the browser itself says where the form stands.
-    if request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
-        raise Forbidden("sign in from this site's own page")
+    check_origin(request)
     services: Services = request.app.state.services
     sent = await request.form()
     name, password, token = (str(sent.get(field, "")) for field in ("name", "password", "token"))

@@ -16,6 +16,7 @@ ADD = sql["add"]
 KEEP = sql["keep"]
 FIND = sql["find"]
 BYTES = sql["bytes"]
+KEPT_BYTES = sql["kept_bytes"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,12 @@ def keep(connection: Connection[Row], keys: Sequence[UUID], keep: timedelta) -> 
 
 def find(connection: Connection[Row], keys: Sequence[UUID]) -> dict[UUID, Upload]:
     return _found(connection.execute(FIND.sql, {"keys": list(keys)}).fetchall())
+
+
+def kept_bytes(connection: Connection[Row], owner: str, but: UUID | None) -> int:
+    """How much somebody has handed in that is kept; without this one."""
+    row = connection.execute(KEPT_BYTES.sql, {"owner": kept(owner), "but": but}).fetchone()
+    return int(row[0]) if row is not None else 0
 
 
 def read_bytes(connection: Connection[Row], key: UUID) -> bytes | None:

@@ -19,3 +19,7 @@ SELECT key, owner, name, sha256, size, media_type, words, chunks, ocr_pages
 
 -- name: bytes
 SELECT bytes FROM kappa_graph.uploads WHERE key = %(key)s::uuid;
+
+-- name: kept_bytes
+SELECT coalesce(sum(size), 0)::bigint FROM kappa_graph.uploads
+ WHERE owner = %(owner)s::text AND key IS DISTINCT FROM %(but)s::uuid;

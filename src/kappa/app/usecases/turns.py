@@ -1,7 +1,7 @@
 """Places that people take turns in: who asks much waits for oneself, not for others.
 
 On one event loop. A place that becomes free goes to whoever waits and had a turn the longest ago, and nobody holds more
-than their share, so that others find a place at once.
+than their share, so that others find a place at once. What the server itself asks has no name and no share.
 """
 
 import asyncio
@@ -19,6 +19,7 @@ class Turns:
 
     def __init__(self, places: int, share: int) -> None:
         self._free = places
+        self._places = places
         self._share = max(1, min(share, places))
         self._held: Counter[str] = Counter()
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
@@ -50,7 +51,9 @@ class Turns:
 
     def _admit(self) -> None:
         while self._free:
-            name = next((one for one in self._waiting if self._held[one] < self._share), None)
+            name = next(
+                (one for one in self._waiting if self._held[one] < (self._share if one else self._places)), None
+            )
             if name is None:
                 return
             waiting = self._waiting.pop(name)

@@ -279,13 +279,13 @@ async def test_a_running_job_is_told_to_stop(site: Site, handlers: Handlers) -> 
 
 async def test_a_finished_job_is_retried_as_a_new_one(site: Site) -> None:
     client = await site.client("contributor")
-    job = await put(client, payload={"steps": 2}, priority=3)
+    job = await put(client, payload={"steps": 2}, priority=-3)
     assert (await client.post(f"/jobs/{job}/retry")).status_code == 409
     await drain(site.engine)
     retried = await client.post(f"/jobs/{job}/retry")
     assert (retried.status_code, retried.headers["location"]) == (201, f"/jobs/{retried.json()['id']}")
     shown = (await client.get(retried.headers["location"])).json()
-    assert (shown["retry_of"], shown["priority"], shown["submitted_by"]) == (job, 3, "contributor")
+    assert (shown["retry_of"], shown["priority"], shown["submitted_by"]) == (job, -3, "contributor")
     assert shown["state"] == "queued"
 
 

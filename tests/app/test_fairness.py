@@ -128,7 +128,7 @@ async def test_a_self_test_of_an_hour_is_refused(site: Site) -> None:
 
 
 async def test_what_one_person_has_uploaded_is_bounded(site: Site, connection: Connection) -> None:
-    settings = site.services.settings.model_copy(update={"max_kept_uploads": 50})
+    settings = site.services.settings.model_copy(update={"max_kept_uploads": 40})
     services = replace(
         site.services,
         ingestions=Ingestions(site.services.client, site.services.graph, settings, LiveJobs(site.services.client, 10)),

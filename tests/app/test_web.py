@@ -577,7 +577,10 @@ async def test_an_upload_may_be_larger_than_other_bodies_but_not_by_any_measure(
     ) as client:
         for size, status in ((2_000_000, 422), (4_000_000, 413)):
             files = {"files": ("zeros.bin", bytes(size))}
-            answer = await client.post("/ui/ingest", data={"csrf_token": token, "ontology": "rivers"}, files=files)
+            answer = await client.post(
+                "/ui/ingest", data={"csrf_token": token, "ontology": "rivers"}, files=files,
+                headers={"Origin": "http://kappa.test"},
+            )  # fmt: skip
             assert answer.status_code == status
 
 

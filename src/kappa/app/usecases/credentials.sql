@@ -72,7 +72,7 @@ DELETE FROM kappa.sign_in_failures
                            FROM unnest(%(others)s::text[]) AS k));
 
 -- name: known_place
-SELECT FROM kappa.sign_in_places AS p JOIN kappa.users AS u ON u.id = p.user_id
+SELECT 1 FROM kappa.sign_in_places AS p JOIN kappa.users AS u ON u.id = p.user_id
  WHERE u.name = %(name)s::text AND p.place = %(place)s::text;
 
 -- name: keep_place

@@ -8,8 +8,9 @@ import pytest
 from kappa.engine import Engine, Executor, JobContext, Lane, WorkerConfig
 from kappa.engine.model import Claimed
 from kappa.engine.store import jobs
+from kappa.engine.store.jobs import NewJob
 from kappa.pg.ops import run
-from tests.engine.hands import Connection, put, see, take
+from tests.engine.hands import Connection, put, see, start, take
 from tests.ground import PATIENCE
 
 LANE, KINDS = "interactive", ["ingestion"]
@@ -135,6 +136,13 @@ def test_a_claim_in_turn_leaves_the_scan_cursor_where_it_is(wide: Connection, ho
     submit(wide, "ada", 10)
     submit(wide, "bob", 1)
     assert {job.token_floor for job in claim(wide, how, 4)} == {None}
+
+
+def test_a_child_has_its_parents_submitter(connection: Connection) -> None:
+    parent = start(connection, submitted_by="ada")
+    _, child = run(connection, jobs.spawn((parent.id, parent.token), "first", NewJob("ingestion", "null")))
+    assert child is not None
+    assert see(connection, child).submitted_by == "ada"
 
 
 async def test_a_worker_runs_a_latecomers_job_long_before_the_end_of_a_queue(engine: Engine) -> None:

@@ -37,7 +37,7 @@ MEANING: dict[Permission, str] = {
     Permission.JOBS_ENQUEUE: "enqueue jobs",
     Permission.JOBS_CANCEL: "cancel one's own jobs",
     Permission.JOBS_RETRY: "retry one's own jobs",
-    Permission.JOBS_PRIORITISE: "change the priority of one's own jobs; submit jobs and schedules with a priority above 0",
+    Permission.JOBS_PRIORITISE: "change the priority of one's own jobs, and give one above 0",
     Permission.JOBS_APPROVE: "approve and reject jobs",
     Permission.JOBS_MANAGE: "cancel, retry and re-prioritise the jobs of others as well",
     Permission.SCHEDULES_VIEW: "see schedules, their next times and what went wrong",

@@ -34,6 +34,7 @@ from kappa.engine.tools.run import (
     discard,
     write_whole,
 )
+from kappa.engine.tools.sandbox import SandboxMissing
 from kappa.engine.tools.store import Begun
 from kappa.pg import Bounds, Database, PgError, Pool
 from kappa.pg.ops import Op, run
@@ -221,6 +222,8 @@ class Attempt(Generic[Kept_co]):
                 if self._runner.find(self._identity).lost:
                     self._prepare()
                     self._runner.start(self._spec())
+            except SandboxMissing as error:
+                raise JobFailed(str(error), retry=False) from None
             except (RunnerUnavailable, OSError, psycopg.OperationalError, PgError) as error:
                 log.warning("tool run %d can't begin now: %s", self._begun.run_id, error)
                 with suppress(RunnerUnavailable):

@@ -4,7 +4,6 @@ import fcntl
 import json
 import os
 import resource
-import shutil
 import signal
 import subprocess
 import sys
@@ -14,10 +13,9 @@ from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
-from kappa.engine.tools import supervisor
+from kappa.engine.tools import sandbox, supervisor
 from kappa.engine.tools.run import (
     LOST,
-    MEGABYTE,
     RUNNING,
     Found,
     Identity,
@@ -29,9 +27,8 @@ from kappa.engine.tools.run import (
     uid_of,
     write_whole,
 )
+from kappa.engine.tools.sandbox import INSIDE, Bubblewrap, SandboxMissing
 
-INSIDE = "/tmp/kappa"  # noqa: S108
-"""Where a sandboxed tool sees its directory."""
 LOOK_FIRST = 0.005
 LOOK_LAST = 0.2
 STOP_WITHIN = 30.0
@@ -41,39 +38,52 @@ CLEAN_LOOKS = 5
 
 
 class ProcessRunner:
-    """Processes, sandboxed by bubblewrap where it is installed."""
+    """Processes, sandboxed by bubblewrap; refused where it doesn't work."""
 
-    def __init__(self, root: Path, *, sandbox: bool | None = None, hidden: Sequence[Path] = ()) -> None:
+    def __init__(
+        self, root: Path, *, sandbox: bool | None = True, shown: Sequence[Path] = (), hidden: Sequence[Path] = ()
+    ) -> None:
+        """A `sandbox` of None is one where there is one, and False is none: for tools that may do what Kappa may.
+
+        Tools see what is below `shown`, which they may read, but nothing below `hidden`.
+        """
         self._root = root
-        self._bwrap = shutil.which("bwrap") if sandbox is None or sandbox else None
-        if sandbox and self._bwrap is None:
-            raise RunnerUnavailable("bubblewrap is not installed, and the sandbox is asked for")
-        self._hidden = [path.resolve() for path in hidden]
-
-    @property
-    def sandboxed(self) -> bool:
-        return self._bwrap is not None
+        self._sandbox = sandbox
+        self._shown = shown
+        self._hidden = hidden
+        self._found: Bubblewrap | None = None
 
     def start(self, spec: Spec) -> None:
         run = RunDirectory(self._root, spec.identity)
         if not self.find(spec.identity).lost:
             return
+        bubblewrap = self._bubblewrap()
         uid = uid_of(self._root, spec.identity.job_id) if os.geteuid() == 0 else None
         if uid is not None:
             for path in (run.path, run.output, run.input, *run.input.iterdir(), run.request):
                 os.chown(path, uid, uid, follow_symlinks=False)
+        inside, command = str(run.path), list(spec.argv)
+        most = spec.limits.pids if uid is not None else _processes_of(os.getuid()) + spec.limits.pids
+        if bubblewrap is not None:
+            inside, most = INSIDE, most + bubblewrap.own_processes
+            hidden = [path.resolve() for path in self._hidden]
+            command = bubblewrap.command(
+                spec.argv, run.path, uid, tmp_mb=spec.limits.tmp_mb, shown=self._shown, hidden=hidden
+            )
+            if bubblewrap.filter is not None:
+                write_whole(run.filter, bubblewrap.filter)
         facts = {
-            "command": self._command(spec, run, uid),
+            "command": command,
             "directory": str(run.path),
-            "environment": self._environment(spec, run),
+            "environment": _environment(spec, inside),
             "mark": mark_of(self._root, spec.identity),
             "limits": asdict(spec.limits),
             "timeout": spec.timeout,
-            "sandboxed": self.sandboxed,
+            "sandboxed": bubblewrap is not None,
             # In the sandbox root is what makes the mounts; the tool is somebody else by the time it runs.
-            "uid": None if self.sandboxed else uid,
-            "gid": None if self.sandboxed else uid,
-            "nproc": spec.limits.pids if uid is not None else _processes_of(os.getuid()) + spec.limits.pids,
+            "uid": uid if bubblewrap is None else None,
+            "gid": uid if bubblewrap is None else None,
+            "nproc": most,
         }
         write_whole(run.spec, json.dumps(facts).encode())
         try:
@@ -126,30 +136,15 @@ class ProcessRunner:
                 raise RunnerUnavailable(f"the supervisor of {run.identity.name} didn't begin")
             time.sleep(LOOK_FIRST)
 
-    def _environment(self, spec: Spec, run: RunDirectory) -> dict[str, str]:
-        place = INSIDE if self.sandboxed else str(run.path)
-        kept = {name: os.environ[name] for name in ("PATH", "LANG", "LC_ALL", "TZ") if name in os.environ}
-        return {**kept, "HOME": place, "TMPDIR": "/tmp", "KAPPA_DIR": place, **spec.environment}  # noqa: S108
-
-    def _command(self, spec: Spec, run: RunDirectory, uid: int | None) -> list[str]:
-        if self._bwrap is None:
-            return list(spec.argv)
-        command = [
-            self._bwrap, "--die-with-parent", "--new-session",
-            "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try",
-            "--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev",
-            "--perms", "1777", "--size", str(spec.limits.tmp_mb * MEGABYTE), "--tmpfs", "/tmp",  # noqa: S108
-        ]  # fmt: skip
-        for path in self._hidden:
-            if path.exists() and not path.is_relative_to("/tmp"):  # noqa: S108
-                command += ["--tmpfs", str(path)]
-        command += ["--bind", str(run.path), INSIDE, "--chdir", INSIDE]
-        if uid is None:
-            return [*command, "--unshare-user", "--", *spec.argv]
-        become = ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups", "--no-new-privs",
-                  "--inh-caps=-all", "--bounding-set=-all"]  # fmt: skip
-        caps = ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID", "--cap-add", "CAP_SETPCAP"]
-        return [*command, *caps, "--", *become, "--", *spec.argv]
+    def _bubblewrap(self) -> Bubblewrap | None:
+        """The sandbox, looked for until there is one: it may be installed while this goes on."""
+        if self._sandbox is not False and self._found is None:
+            try:
+                self._found = sandbox.find()
+            except SandboxMissing:
+                if self._sandbox:
+                    raise
+        return self._found
 
     def _end_strays(self, identity: Identity) -> None:
         """Processes of a run whose supervisor was killed before it had ended them all."""
@@ -162,6 +157,11 @@ class ProcessRunner:
         while clean < CLEAN_LOOKS:
             clean = 0 if _end_marked(mark) else clean + 1
             time.sleep(LOOK_FIRST)
+
+
+def _environment(spec: Spec, directory: str) -> dict[str, str]:
+    kept = {name: os.environ[name] for name in ("PATH", "LANG", "LC_ALL", "TZ") if name in os.environ}
+    return {**kept, "HOME": directory, "TMPDIR": "/tmp", "KAPPA_DIR": directory, **spec.environment}  # noqa: S108
 
 
 def _end_all_of(uid: int) -> None:

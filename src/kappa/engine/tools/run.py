@@ -138,6 +138,8 @@ class RunDirectory:
         self.private = root / f"{identity.name}.private"
         """What the tool must not see or change: specification, lock, logs, how it ended."""
         self.spec = self.private / "spec.json"
+        self.filter = self.private / "filter"
+        """The system calls that a sandboxed tool can't make, if any are refused."""
         self.lock = self.private / "lock"
         self.stop = self.private / "stop"
         self.exit = self.private / "exit.json"

@@ -29,6 +29,8 @@ PIECE = 65536
 BLOCK = 4096
 MARK = "KAPPA_RUN"
 """In the environment of everything that the tool starts."""
+FILTER = 100
+"""The descriptor from which bubblewrap reads which system calls are refused."""
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -104,6 +106,7 @@ class Run:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 start_new_session=True,
+                pass_fds=self._filter(),
                 preexec_fn=self._confine,
                 user=self._spec["uid"],
                 group=self._spec["gid"],
@@ -125,6 +128,16 @@ class Run:
         elif self._spec["sandboxed"] and 128 < code <= 128 + signal.SIGRTMAX:
             ended = {"signal": code - 128}  # as bubblewrap tells what its child died of
         return ended
+
+    def _filter(self) -> list[int]:
+        """The descriptors that bubblewrap is given. It closes them before the tool begins."""
+        path = self._private / "filter"
+        if not path.exists():
+            return []
+        number = os.open(path, os.O_RDONLY)
+        os.dup2(number, FILTER)
+        os.close(number)
+        return [FILTER]
 
     def _confine(self) -> None:
         """In the child, before it becomes the tool."""

@@ -149,7 +149,7 @@ def test_doctor_names_the_server_its_extensions_its_room_and_what_follows(home: 
     assert found["age"]["level"] == "note"
     assert re.fullmatch(r"\d+ of 97 free", found["connections"]["found"])
     assert set(found) == {
-        *("server", "connections", "schema", "vector", "pg_trgm", "age", "disk", "containers", "bubblewrap")
+        *("server", "connections", "schema", "vector", "pg_trgm", "age", "disk", "containers", "sandbox")
     }
     assert all(finding["follows"] for finding in found.values())
     assert kg("db", "status", home=home).returncode == 3, "a look leaves nothing running"

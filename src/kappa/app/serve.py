@@ -37,6 +37,7 @@ from kappa.app.usecases.principal import Principal
 from kappa.app.web import site
 from kappa.engine import Engine, WorkerConfig, run_until_signal, tools
 from kappa.engine.loops import loop_factory
+from kappa.engine.tools.sandbox import state as sandbox_state
 from kappa.pg import Bounds
 
 log = logging.getLogger(__name__)
@@ -77,6 +78,8 @@ class Up:
     token_file: Path | None
     options: Options
     lanes: tuple[str, ...]
+    sandbox: str
+    """What becomes of tools that run as processes."""
     stop: Callable[[], object]
     """Begin to drain; from any thread."""
 
@@ -91,18 +94,22 @@ def up(
         _open_files()
         engine = wiring.build_engine(settings, database)
         wiring.install(engine)
+        sandbox = sandbox_state(unsandboxed=not settings.tools_need_sandbox)
+        if not sandbox.sandboxed and not options.with_parent:
+            log.warning("the sandbox of tools is %s: %s", sandbox.words, sandbox.why)
+        place = settings.home.expanduser().absolute()
         if not settings.queue_enabled:
             options = replace(options, lanes=False)
         with (
             closing(engine),
-            closing(tools.install(engine, settings.home)) as bench,
+            closing(tools.install(engine, place, wiring.tool_runners(settings, place))) as bench,
             bench.sweeping() if not options.workers else nullcontext(),
             asyncio.Runner(loop_factory=loop_factory()) as runner,
         ):
             served = engine.served_lanes if options.lanes else ()
             if options.api:
                 with listener(settings.host, settings.port, say, any_port=any_port) as socket_:
-                    runner.run(Server(settings, options, engine, served, socket_, greet).run())
+                    runner.run(Server(settings, options, engine, served, socket_, sandbox.words, greet).run())
             else:
                 runner.run(_only_lanes(settings, options, engine))
 
@@ -148,6 +155,7 @@ class Server:
         engine: Engine,
         served: tuple[str, ...],
         listening: socket.socket,
+        sandbox: str,
         greet: Callable[[Up], None],
     ) -> None:
         self._settings = settings
@@ -155,6 +163,7 @@ class Server:
         self._engine = engine
         self._served = served
         self._listening = listening
+        self._sandbox = sandbox
         self._greet = greet
         self._stop = asyncio.Event()
         self.guard = Guard()
@@ -182,7 +191,7 @@ class Server:
             _collect_less()
             with home.announced(self._settings.home, self._url):
                 stop = partial(asyncio.get_running_loop().call_soon_threadsafe, self.stop)
-                self._greet(Up(self._url, token_file, self._options, self._served, stop))
+                self._greet(Up(self._url, token_file, self._options, self._served, self._sandbox, stop))
                 stopping = asyncio.create_task(self._stop.wait())
                 await asyncio.wait([serving, working, stopping], return_when=asyncio.FIRST_COMPLETED)
                 stopping.cancel()

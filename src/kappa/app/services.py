@@ -146,6 +146,7 @@ async def open_services(settings: Settings, engine: Engine) -> AsyncGenerator[Se
                     artifacts,
                     live,
                     at_once=None if settings.queue_enabled else settings.runner_max_concurrency,
+                    need_sandbox=settings.tools_need_sandbox,
                 ),
                 fleet=fleet_app,
                 fleet_workers=FleetWorkers(fleet),

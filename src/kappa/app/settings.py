@@ -9,6 +9,7 @@ import os
 from difflib import get_close_matches
 from enum import StrEnum
 from pathlib import Path
+from typing import Literal
 
 from pydantic import AliasChoices, Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -204,6 +205,16 @@ class Settings(BaseSettings):
     runner_max_concurrency: int = Field(
         default=1, ge=1, description="`RUNNER_MAX_CONCURRENCY`: tool runs at once without the queue"
     )
+    unsandboxed_tools: Literal["yes", "no"] = Field(
+        default="no",
+        description="`yes`: where bubblewrap can't sandbox them, tools that run as processes run all the same, and may "
+        "read what Kappa's user may; `no`: there they are refused",
+    )
+    tool_paths: str | None = Field(
+        default=None,
+        pattern="^/[^:/][^:]*(:/[^:/][^:]*)*$",
+        description="Files and directories, as `/opt/conda:/srv/models`, that sandboxed tools may read beside `/usr`",
+    )
     handlers: str | None = Field(
         default=None,
         description="`package.module:engine_setup`, a function that declares handlers on the engine it gets",
@@ -251,6 +262,14 @@ class Settings(BaseSettings):
     def proxies(self) -> tuple[Network, ...]:
         """The networks of `trusted_proxies`."""
         return _networks(self.trusted_proxies)
+
+    @property
+    def tools_need_sandbox(self) -> bool:
+        return self.unsandboxed_tools == "no"
+
+    @property
+    def shown_to_tools(self) -> list[Path]:
+        return [Path(path) for path in (self.tool_paths or "").split(":") if path]
 
     @property
     def bounds(self) -> dict[str, Bounds]:

@@ -11,6 +11,7 @@ from kappa.app import kinds, retention
 from kappa.app.settings import BadSetting, Settings
 from kappa.engine import COMPONENT as ENGINE
 from kappa.engine import Engine
+from kappa.engine.tools import Runner, runners_here
 from kappa.graph import COMPONENT as GRAPH
 from kappa.pg import Component, Database, component, migrate
 from kappa.pg.embedded import EmbeddedServer, kept_up
@@ -55,6 +56,16 @@ def build_engine(settings: Settings, database: Database) -> Engine:
     models.check_names(settings)  # the handlers may have brought some
     models.chunk_rule(settings)
     return engine
+
+
+def tool_runners(settings: Settings, home: Path) -> dict[str, Runner]:
+    """What runs tools, with their directories in this home, and may show them none of Kappa's own."""
+    return runners_here(
+        home,
+        sandbox=True if settings.tools_need_sandbox else None,
+        shown=settings.shown_to_tools,
+        hidden=[settings.home.expanduser().absolute()],
+    )
 
 
 def install(engine: Engine) -> None:

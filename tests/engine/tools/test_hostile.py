@@ -638,8 +638,8 @@ def supervised(tmp_path: Path) -> RunDirectory:
         path.mkdir(parents=True)
     facts = {
         "command": shell("echo x >>output/starts"), "directory": str(run.path), "environment": {}, "mark": "kappa-7-1",
-        "limits": {"memory_mb": 512, "output_mb": 16}, "timeout": 30, "sandboxed": False, "uid": None, "gid": None,
-        "nproc": 4096,
+        "limits": {"memory_mb": 512, "output_mb": 16, "pids": 64}, "timeout": 30, "sandboxed": False,
+        "uid": None, "gid": None, "nproc": 4096,
     }  # fmt: skip
     run.spec.write_text(json.dumps(facts))
     return run

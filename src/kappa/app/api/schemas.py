@@ -364,6 +364,10 @@ class ToolView(BaseModel):
     created_at: datetime
 
 
+class RegisteredTool(ToolView):
+    warning: str | None = Field(description="Why this server would refuse to run it, or that it has no sandbox for it")
+
+
 class RunTool(Body):
     version: Version | None = Field(default=None, description="null: the newest that is enabled")
     inputs: Any = Field(default=None, description="Given to the tool in request.json")

@@ -16,6 +16,7 @@ from kappa.app.api.schemas import (
     ChangeTool,
     JobId,
     Line,
+    RegisteredTool,
     RegisterTool,
     RunTool,
     ToolLogs,
@@ -42,13 +43,14 @@ async def tools(services: Uses) -> list[ToolView]:
 
 
 @routes.post("/tools", Permission.TOOLS_MANAGE, status_code=201)
-async def register(services: Uses, who: Who, body: RegisterTool) -> ToolView:
+async def register(services: Uses, who: Who, body: RegisterTool) -> RegisteredTool:
     """Make a version of a tool known. What a version says never changes: a change is a new version."""
     made = await services.tool_runs.register(
         who, body.name, body.version, argv=body.argv, image=body.image, description=body.description,
         limits=body.limits.model_dump(exclude_none=True), timeout=timedelta(seconds=body.timeout),
     )  # fmt: skip
-    return ToolView.model_validate(made)
+    known = ToolView.model_validate(made).model_dump()
+    return RegisteredTool(**known, warning=await services.tool_runs.warning(made))
 
 
 @routes.get("/tools/{name}", Permission.TOOLS_VIEW, 404)

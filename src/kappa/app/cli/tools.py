@@ -9,7 +9,7 @@ from typing import Annotated, Any, TextIO
 import typer
 
 from kappa.app import remote, settings
-from kappa.app.api.schemas import ArtifactView, JobView, ToolLogs, ToolRunPage, ToolRunView, ToolView
+from kappa.app.api.schemas import ArtifactView, JobView, RegisteredTool, ToolLogs, ToolRunPage, ToolRunView, ToolView
 from kappa.app.cli import complete, show, tables, values
 from kappa.app.remote import Server, segment
 from kappa.engine.tools import ToolRunStatus
@@ -52,11 +52,13 @@ def add(
         "timeout": timeout, "limits": {key: value for key, value in limits.items() if value is not None},
     }  # fmt: skip
     with remote.open_server(settings.load()) as server:
-        made = server.post("/tools", ToolView, body)
+        made = server.post("/tools", RegisteredTool, body)
     if as_json:
         show.as_json(made)
     else:
         show.line(f"{made.name} {made.version} can be run")
+    if made.warning is not None:
+        show.say(made.warning)
 
 
 @app.command(name="list")

@@ -62,6 +62,7 @@ def _greet(now: "Up") -> None:
     if now.options.lanes:
         where = f"in {now.options.workers} processes" if now.options.workers else "here"
         lines["lanes"] = f"{', '.join(now.lanes)} ({where}; kg admin workers shows them)"
+        lines["sandbox"] = now.sandbox
     if now.token_file is not None:
         lines["sign in"] = f"with the token in {now.token_file}; kg on this machine does so by itself"
         lines["curl"] = f'curl -H "Authorization: Bearer $(cat {now.token_file})" {now.url}/me'

@@ -109,19 +109,25 @@ def worker(
     from kappa.engine.fleet.journal import Journal
     from kappa.engine.fleet.link import Place
     from kappa.engine.fleet.wire import Able
-    from kappa.engine.tools import CONTAINERS, KIND, runners_here
+    from kappa.engine.tools import CONTAINERS, KIND, runners_here, sandbox
 
     engine = wiring.build_engine(configured, Database(NO_DATABASE))
     registry = engine.registry
     known = sorted({*registry.remote_kinds, KIND})
-    wanted = known if kinds is None else values.names(kinds)
+    tools = sandbox.state(unsandboxed=not configured.tools_need_sandbox)
+    with_containers = "container" in runners_here(place)
+    # A worker that refuses every tool is done with each at once, and would get them all.
+    runs_none = not tools.sandboxed and configured.tools_need_sandbox and not with_containers
+    wanted = [kind for kind in known if kind != KIND or not runs_none] if kinds is None else values.names(kinds)
     if strange := [kind for kind in wanted if kind not in known]:
         there = f"(there are: {', '.join(known)})"
         if strange[0] in registry.kinds:
             raise BadInput(f"{strange[0]!r} needs the database, which a worker has not: `kg up` does it {there}")
         raise BadInput(f"there is no handler for {strange[0]!r} here {there}")
     with closing(engine), logs.writing(configured.log_format, configured.log_level), Journal(place) as journal:
-        own = [CONTAINERS] if KIND in wanted and "container" in runners_here(place) else []
+        if not tools.sandboxed:
+            log.warning("the sandbox of tools is %s: %s", tools.words, tools.why)
+        own = [CONTAINERS] if KIND in wanted and with_containers else []
         try:
             able = Able(
                 kinds=wanted,
@@ -158,15 +164,13 @@ def _bench(config: "AgentConfig", place: "Place", journal: "Journal", configured
     """What runs tools, if this worker does."""
     from kappa.engine.fleet.files import Files
     from kappa.engine.fleet.tool_attempt import FleetBench
-    from kappa.engine.tools import KIND, ProcessRunner, runners_here
+    from kappa.engine.tools import KIND
 
     if KIND not in config.able.kinds:
         return None
     runs = journal.work_dir / "runs"
     runs.mkdir(exist_ok=True, mode=0o700)
-    hidden = [configured.home.expanduser().absolute(), journal.work_dir]
-    runners = {**runners_here(journal.work_dir), "process": ProcessRunner(runs, hidden=hidden)}
-    return FleetBench(runs, runners, Files(place))
+    return FleetBench(runs, wiring.tool_runners(configured, journal.work_dir), Files(place))
 
 
 async def _work(

@@ -14,6 +14,7 @@ import psycopg
 
 from kappa.app import wiring
 from kappa.app.settings import Settings, mistyped
+from kappa.engine.tools import sandbox
 from kappa.pg import Database, KappaError, check, queries
 from kappa.pg.database import capacity
 from kappa.pg.errors import SchemaTooOld
@@ -60,7 +61,7 @@ def examine(settings: Settings, say: Callable[[str], None]) -> list[Finding]:
         except (KappaError, psycopg.Error) as error:
             found = " ".join(str(error).split())
             findings.append(Finding("server", Level.PROBLEM, found, "nothing works without a database"))
-    return [*_of_variables(), *findings, _of_disk(settings.home), _of_containers(), _of_sandbox()]
+    return [*_of_variables(), *findings, _of_disk(settings.home), _of_containers(), _of_sandbox(settings)]
 
 
 def _of_variables() -> Iterator[Finding]:
@@ -163,7 +164,12 @@ def _ask_engine(path: str) -> str | None:
         return None
 
 
-def _of_sandbox() -> Finding:
-    if found := shutil.which("bwrap"):
-        return Finding("bubblewrap", Level.OK, found, "tools that run as processes can be sandboxed")
-    return Finding("bubblewrap", Level.NOTE, "not installed", "tools that run as processes are not sandboxed")
+def _of_sandbox(settings: Settings) -> Finding:
+    found = sandbox.state(unsandboxed=not settings.tools_need_sandbox)
+    if found.sandboxed:
+        memory = "what a run's processes hold together is looked at ten times a second"
+        return Finding("sandbox", Level.OK, found.words, f"tools that run as processes are sandboxed; {memory}")
+    if settings.tools_need_sandbox:
+        follows = f"{found.why}; install bubblewrap 0.8 or newer, or set {sandbox.UNSANDBOXED}=yes"
+        return Finding("sandbox", Level.NOTE, found.words, follows)
+    return Finding("sandbox", Level.PROBLEM, found.words, f"{found.why}; tools can read what Kappa's user can read")

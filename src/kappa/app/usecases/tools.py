@@ -12,7 +12,7 @@ from kappa.app.usecases.limits import LiveJobs, check_priority
 from kappa.app.usecases.principal import Principal
 from kappa.app.usecases.watching import Watchtower
 from kappa.engine import AsyncClient, Engine, WorkerConfig
-from kappa.engine.tools import KIND, ArtifactStore, Stored, Tool, ToolNotFound, ToolRun, Tools
+from kappa.engine.tools import KIND, ArtifactStore, Stored, Tool, ToolNotFound, ToolRun, Tools, sandbox
 from kappa.pg import Bounds
 
 LANE = "tools"
@@ -31,6 +31,7 @@ class ToolRuns:
         live: LiveJobs,
         *,
         at_once: int | None,
+        need_sandbox: bool,
     ) -> None:
         self.tools = Tools(client)
         self._client = client
@@ -39,6 +40,7 @@ class ToolRuns:
         self._artifacts = artifacts
         self._live = live
         self._at_once = at_once
+        self._need_sandbox = need_sandbox
         self._under_way = 0
 
     async def register(
@@ -59,6 +61,13 @@ class ToolRuns:
                 name, version, argv=argv, image=image, description=description, limits=limits, timeout=timeout,
                 created_by=who.name, connection=connection,
             )  # fmt: skip
+
+    async def warning(self, tool: Tool) -> str | None:
+        """What whoever registers a tool should know of the host that is asked for it."""
+        if tool.image is not None:
+            return None
+        found = await asyncio.to_thread(sandbox.state, unsandboxed=not self._need_sandbox)
+        return None if found.sandboxed else f"the sandbox of this server is {found.words} ({found.why})"
 
     async def set_enabled(self, who: Principal, name: str, version: str | None, *, enabled: bool) -> None:
         async with self._client.transaction() as connection:

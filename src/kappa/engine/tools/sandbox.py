@@ -1,7 +1,6 @@
-"""The sandbox of tools that run as processes: whether bubblewrap works here, how it is called, what it shows of the host.
+"""The sandbox of process tools: whether bubblewrap works here, how it is called, and what it shows of the host.
 
-A tool sees `/usr`, a few files of `/etc`, the paths that the operator names, and its own directory; the rest of the host
-isn't hidden from it but was never there. It has no network, no capabilities, and no way to more namespaces.
+A tool sees `/usr`, a few files of `/etc`, the paths that the operator names, and its own directory. It has no network, no capabilities, and no way to more namespaces.
 """
 
 import os
@@ -132,7 +131,8 @@ def _complaint(found: Bubblewrap) -> str | None:
     """What is wrong with a sandbox in which a command was run."""
     uid = FIRST_UID - 1 if os.geteuid() == 0 else None
     # A sandbox in which a tool can make a namespace of its own lets it be root there.
-    command = ["/bin/sh", "-c", "if unshare --user true 2>/dev/null; then echo it allows user namespaces >&2; exit 1; fi"]
+    tries = "if unshare --user true 2>/dev/null; then echo it allows user namespaces >&2; exit 1; fi"
+    command = ["/bin/sh", "-c", tries]
     with tempfile.TemporaryDirectory() as directory, tempfile.TemporaryFile() as file:
         if uid is not None:
             os.chown(directory, uid, uid)

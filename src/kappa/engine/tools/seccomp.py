@@ -12,16 +12,20 @@ _NEW_USER_NAMESPACE = 0x10000000
 _TERMINAL_INPUT = 0x5412, 0x541C
 
 # Those of Flatpak and of Docker's profile: the kernel's administration, its keyrings, and what breakouts begin with.
-_REFUSED = """
-    acct add_key bpf chroot clock_adjtime clock_settime delete_module fanotify_init finit_module fsconfig fsmount fsopen
-    fspick init_module ioperm iopl kcmp kexec_file_load kexec_load keyctl lookup_dcookie migrate_pages modify_ldt mount
-    mount_setattr move_mount move_pages name_to_handle_at nfsservctl open_by_handle_at open_tree perf_event_open
-    pivot_root process_madvise process_vm_readv process_vm_writev ptrace quotactl quotactl_fd reboot request_key setns
-    settimeofday swapoff swapon syslog umount umount2 uselib userfaultfd vhangup
-""".split()
+_REFUSED = (
+    "acct", "add_key", "bpf", "chroot", "clock_adjtime", "clock_settime", "delete_module", "fanotify_init",
+    "finit_module", "fsconfig", "fsmount", "fsopen", "fspick", "init_module", "ioperm", "iopl", "kcmp",
+    "kexec_file_load", "kexec_load", "keyctl", "lookup_dcookie", "migrate_pages", "modify_ldt", "mount",
+    "mount_setattr", "move_mount", "move_pages", "name_to_handle_at", "nfsservctl", "open_by_handle_at", "open_tree",
+    "perf_event_open", "pivot_root", "process_madvise", "process_vm_readv", "process_vm_writev", "ptrace", "quotactl",
+    "quotactl_fd", "reboot", "request_key", "setns", "settimeofday", "swapoff", "swapon", "syslog", "umount", "umount2",
+    "uselib", "userfaultfd", "vhangup",
+)  # fmt: skip
 # Programs know how to do without these where a kernel is older. Memory of a memfd or of System V belongs to no process,
 # so that nobody who adds up what processes hold would see it; POSIX shared memory is in /dev/shm.
-_UNKNOWN = "clone3 io_uring_enter io_uring_register io_uring_setup memfd_create memfd_secret msgget shmget".split()
+_UNKNOWN = (
+    "clone3", "io_uring_enter", "io_uring_register", "io_uring_setup", "memfd_create", "memfd_secret", "msgget", "shmget",
+)  # fmt: skip
 _UNIX, _IPV4, _IPV6, _NETLINK = 1, 2, 10, 16
 
 

@@ -1,6 +1,6 @@
 """Lets an engine do tool runs: where they are done, and by which runners."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,7 +15,10 @@ from kappa.engine.tools.run import Runner
 
 
 def install(engine: Engine, home: Path, runners: Mapping[str, Runner] | None = None) -> Bench:
-    """Let workers of this engine do tool runs, with their directories and artifacts in a home."""
+    """Let workers of this engine do tool runs, with their directories and artifacts in a home.
+
+    Without `runners` those of `runners_here`, which let no tool run as a process where it can't be sandboxed.
+    """
     home = home.expanduser().absolute()
     root = home / "runs"
     root.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -26,10 +29,15 @@ def install(engine: Engine, home: Path, runners: Mapping[str, Runner] | None = N
     return bench
 
 
-def runners_here(home: Path) -> dict[str, Runner]:
-    """Processes always; containers if there is an engine, and the library to speak with it."""
+def runners_here(
+    home: Path, *, sandbox: bool | None = True, shown: Sequence[Path] = (), hidden: Sequence[Path] = ()
+) -> dict[str, Runner]:
+    """Processes always; containers if there is an engine, and the library to speak with it.
+
+    The rest is as for a `ProcessRunner`; the home is hidden in any case.
+    """
     root = home / "runs"
-    found: dict[str, Runner] = {"process": ProcessRunner(root, hidden=[home])}
+    found: dict[str, Runner] = {"process": ProcessRunner(root, sandbox=sandbox, shown=shown, hidden=[home, *hidden])}
     if find_spec("docker") is not None and (url := engine_url()) is not None:
         # The library is large, and only those who have an engine need it.
         from kappa.engine.tools.container_runner import ContainerRunner

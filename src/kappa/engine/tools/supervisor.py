@@ -22,9 +22,14 @@ from pathlib import Path
 from typing import IO, Any
 
 LOG_LIMIT = 200_000
-LOOK_EVERY = 0.2
+LOOK_EVERY = 0.1
 LOCK_WITHIN = 6.0
 MEASURE_EVERY = 1.0
+IDLE_SHARE = 10
+"""Adding up what the processes hold takes no more than a tenth of the time."""
+SANDBOX_PROCESSES = 4
+SANDBOX_MEMORY = 16 * 1024 * 1024
+"""What bubblewrap's own processes hold at most."""
 PIECE = 65536
 BLOCK = 4096
 MARK = "KAPPA_RUN"
@@ -165,6 +170,7 @@ class Run:
             os.set_blocking(number, False)
             poller.register(number, select.POLLIN)
         measure_at = time.monotonic() + MEASURE_EVERY
+        add_up_at = time.monotonic()
         while True:
             for number, _ in poller.poll(LOOK_EVERY * 1000):
                 if self._drain(number, names[number]) == 0:
@@ -179,10 +185,26 @@ class Run:
                 return "stop"
             if time.monotonic() >= self._deadline:
                 return "time"
+            if (begun := time.monotonic()) >= add_up_at:
+                if (why := self._excess()) is not None:
+                    return why
+                add_up_at = time.monotonic() + max(LOOK_EVERY, IDLE_SHARE * (time.monotonic() - begun))
             if time.monotonic() >= measure_at:
                 measure_at = time.monotonic() + MEASURE_EVERY
                 if takes_more(self._output, self._limits["output_mb"] * 1024 * 1024):
                     return f"it wrote more than {self._limits['output_mb']} MB"
+
+    def _excess(self) -> str | None:
+        """What of memory and processes the whole tree has too much of: the kernel's limits are for each process."""
+        pids, memory = self._limits["pids"], self._limits["memory_mb"] * 1024 * 1024
+        tree, tasks = descendants()
+        extra = (SANDBOX_PROCESSES, SANDBOX_MEMORY) if self._spec["sandboxed"] else (0, 0)
+        if tasks > pids + extra[0]:
+            return f"it had more than {pids} processes and threads"
+        # What is resident counts shared pages for each process, and is cheap to ask for.
+        if sum(map(resident, tree)) > memory + extra[1] and sum(map(proportional, tree)) > memory + extra[1]:
+            return f"its processes held more than {self._limits['memory_mb']} MB together"
+        return None
 
     def _drain_all(self, child: "subprocess.Popen[bytes]") -> None:
         for name, stream in (("stdout", child.stdout), ("stderr", child.stderr)):
@@ -242,6 +264,48 @@ def children() -> list[int]:
     except FileNotFoundError:  # a kernel without the list
         names = [path.name for path in Path("/proc").iterdir()]
         return [int(name) for name in names if name.isdigit() and _parent(name) == me]
+
+
+def descendants() -> tuple[list[int], int]:
+    """All processes below this one, and how many tasks (processes and threads) they have."""
+    listed = Path("/proc/thread-self/children").exists()
+    parents = {} if listed else {int(name): _parent(name) for name in _names("/proc") if name.isdigit()}
+    found = children()
+    tasks = 0
+    for pid in found:  # which grows
+        try:
+            threads = _names(f"/proc/{pid}/task")
+            tasks += len(threads)
+            for thread in threads if listed else []:
+                found += map(int, Path(f"/proc/{pid}/task/{thread}/children").read_text().split())
+        except OSError:
+            continue  # it has ended
+        found += [child for child, parent in parents.items() if parent == pid]
+    return found, tasks
+
+
+def _names(directory: str) -> list[str]:
+    with os.scandir(directory) as entries:
+        return [entry.name for entry in entries]
+
+
+def resident(pid: int) -> int:
+    """Bytes that a process has in memory or in swap, shared ones included."""
+    return _bytes_in(f"/proc/{pid}/status", (b"VmRSS:", b"VmSwap:")) or 0
+
+
+def proportional(pid: int) -> int:
+    """The same, of shared ones its share."""
+    counted = _bytes_in(f"/proc/{pid}/smaps_rollup", (b"Pss:", b"SwapPss:"))
+    return resident(pid) if counted is None else counted
+
+
+def _bytes_in(path: str, names: tuple[bytes, ...]) -> int | None:
+    try:
+        lines = Path(path).read_bytes().splitlines()
+    except OSError:
+        return None
+    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith(names))
 
 
 def _parent(pid: str) -> int:

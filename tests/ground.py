@@ -4,10 +4,12 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Self, TypeVar
 
@@ -52,6 +54,19 @@ def require_program(name: str) -> str:
     if found := shutil.which(name, path=everywhere):
         return found
     return lacking(name)
+
+
+@contextmanager
+def path_without(*programs: str) -> Generator[str]:
+    """A PATH of the system's programs but these, that every user may read."""
+    with tempfile.TemporaryDirectory(prefix="kappa-test-", dir="/var/tmp") as made:
+        Path(made).chmod(0o755)
+        for directory in ("/usr/bin", "/bin"):
+            for program in Path(directory).iterdir():
+                link = Path(made, program.name)
+                if program.name not in programs and not link.is_symlink():
+                    link.symlink_to(program)
+        yield made
 
 
 def lacking(part: str) -> str:

@@ -14,7 +14,7 @@ import psycopg
 import pytest
 
 from kappa.app.settings import Settings
-from tests.ground import eventually, kg
+from tests.ground import eventually, kg, path_without
 
 ROOT = Path(__file__).parents[2]
 
@@ -153,6 +153,26 @@ def test_doctor_names_the_server_its_extensions_its_room_and_what_follows(home: 
     }
     assert all(finding["follows"] for finding in found.values())
     assert kg("db", "status", home=home).returncode == 3, "a look leaves nothing running"
+
+
+@pytest.mark.parametrize(
+    ("env", "level", "words"),
+    [
+        ({}, "note", "none: process tools are refused"),
+        (
+            {"KAPPA_UNSANDBOXED_TOOLS": "yes"},
+            "problem",
+            "none: tools run unsandboxed (KAPPA_UNSANDBOXED_TOOLS=yes)",
+        ),
+    ],
+)
+def test_doctor_says_that_there_is_no_sandbox(home: Path, env: dict[str, str], level: str, words: str) -> None:
+    with path_without("bwrap") as path:
+        nowhere = {"KAPPA_DATABASE_URL": "postgresql://127.0.0.1:1/none"}
+        done = kg("doctor", "--json", home=home, env={**nowhere, "PATH": path, **env})
+    (found,) = [finding for finding in json.loads(done.stdout) if finding["topic"] == "sandbox"]
+    assert (found["level"], found["found"]) == (level, words)
+    assert found["follows"].startswith("bubblewrap is not installed; ")
 
 
 def test_a_variable_that_is_no_setting_is_named_and_what_was_meant_with_it(home: Path) -> None:

@@ -68,6 +68,12 @@ def test_the_image_is_built_in_stages_of_files_that_are_there() -> None:
     assert set(extras.removeprefix("EXTRAS=").split(",")) <= set(there)
 
 
+def test_the_image_has_what_sandboxes_tools() -> None:
+    *_, last = [at for at, (name, _) in enumerate(instructions()) if name == "FROM"]
+    installed = " ".join(what for name, what in instructions()[last:] if name == "RUN")
+    assert {"bubblewrap", "libseccomp2"} <= set(installed.split())
+
+
 def test_the_image_reads_documents_without_a_provider() -> None:
     extras = next(what for name, what in instructions() if name == "ARG" and what.startswith("EXTRAS="))
     assert {"app", "ingest"} <= set(extras.removeprefix("EXTRAS=").split(","))

@@ -25,6 +25,10 @@ def test_variables_of_similar_programs_count_where_ours_are_unset(monkeypatch: p
         ("PARALLEL_QUERY_TIMEOUT_SECONDS", "4"),
         ("KAPPA_GRAPH_WORKERS", "0"),
         ("KAPPA_PORT", "70000"),
+        ("KAPPA_UNSANDBOXED_TOOLS", "true"),
+        ("KAPPA_UNSANDBOXED_TOOLS", "YES"),
+        ("KAPPA_TOOL_PATHS", "models"),
+        ("KAPPA_TOOL_PATHS", "/"),
     ],
 )
 def test_a_value_that_cannot_be_used_is_named_with_its_variable(

@@ -1,6 +1,7 @@
 """Tools as people use them: `kg tool` and the API, with the queue and without it."""
 
 import json
+import re
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,10 +10,11 @@ import httpx2
 import psycopg
 import pytest
 
+from tests import ground
 from tests.app.conftest import Up
 from tests.app.person import Person, hired, served
 from tests.conftest import Server
-from tests.ground import eventually
+from tests.ground import eventually, path_without
 
 ROOT = Path(__file__).parents[2]
 COUNTS = ("/usr/bin/python3", "-c", (ROOT / "examples" / "word_count.py").read_text())
@@ -151,6 +153,32 @@ def test_without_a_queue_a_run_is_done_in_the_request_and_one_more_is_refused(st
 
 def _runs(client: httpx2.Client) -> list[dict[str, object]]:
     return client.get("/tool-runs").json()["items"]
+
+
+def test_without_a_sandbox_a_tool_is_refused_at_once_and_everybody_is_told(
+    start_up: Callable[..., Up], home: Path
+) -> None:
+    with path_without("bwrap") as path:
+        up = start_up(env={"PATH": path})
+        eventually(lambda: "ctrl-C stops it" in up.said, what="it has said all")
+        assert re.search(r"^ *sandbox +none: process tools are refused$", up.said, re.MULTILINE), up.said
+        assert "bubblewrap is not installed" in up.said
+        with up.client() as client:
+            body = {"name": "it", "version": "1", "argv": ["/bin/sh", "-c", "touch output/ran"]}
+            made = client.post("/tools", json=body).json()
+            assert made["warning"].startswith("the sandbox of this server is none: process tools are refused (")
+            run = client.post("/tools/it/runs", json={"max_attempts": 3}).json()["id"]
+            failed = eventually(lambda: [run for run in _runs(client) if run["status"] == "failed"], what="it fails")
+            job = client.get(f"/jobs/{failed[0]['job_id']}").json()
+        assert (failed[0]["id"], job["attempt"]) == (run, 1)
+        assert "bubblewrap is not installed" in str(failed[0]["error_summary"])
+        assert "KAPPA_UNSANDBOXED_TOOLS=yes" in str(failed[0]["error_summary"])
+        reach = {"PATH": path, "KAPPA_SERVER": up.url, "KAPPA_TOKEN": up.token}
+        worker = ground.kg("worker", "--once", home=home.with_name("worker"), env=reach)
+    assert worker.returncode == 0, worker.stderr
+    assert "the sandbox of tools is none: process tools are refused" in worker.stderr
+    assert "tool_run" not in worker.stdout
+    assert up.stop() == 0
 
 
 def _enable_tools(up: Up, *, enabled: bool) -> None:

@@ -96,7 +96,7 @@ def up(
         wiring.install(engine)
         sandbox = sandbox_state(unsandboxed=not settings.tools_need_sandbox)
         if not sandbox.sandboxed and not options.with_parent:
-            log.warning("the sandbox of tools is %s: %s", sandbox.words, sandbox.why)
+            log.warning("the sandbox of tools is %s: %s", sandbox.summary, sandbox.reason)
         place = settings.home.expanduser().absolute()
         if not settings.queue_enabled:
             options = replace(options, lanes=False)
@@ -109,7 +109,7 @@ def up(
             served = engine.served_lanes if options.lanes else ()
             if options.api:
                 with listener(settings.host, settings.port, say, any_port=any_port) as socket_:
-                    runner.run(Server(settings, options, engine, served, socket_, sandbox.words, greet).run())
+                    runner.run(Server(settings, options, engine, served, socket_, sandbox.summary, greet).run())
             else:
                 runner.run(_only_lanes(settings, options, engine))
 

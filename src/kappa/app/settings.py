@@ -207,13 +207,13 @@ class Settings(BaseSettings):
     )
     unsandboxed_tools: Literal["yes", "no"] = Field(
         default="no",
-        description="`yes`: where bubblewrap can't sandbox them, tools that run as processes run all the same, and may "
-        "read what Kappa's user may; `no`: there they are refused",
+        description="Whether process tools run where bubblewrap can't sandbox them: `yes`, and they can read "
+        "everything that Kappa's user can read; `no`, and they are refused",
     )
     tool_paths: str | None = Field(
         default=None,
         pattern="^/[^:/][^:]*(:/[^:/][^:]*)*$",
-        description="Files and directories, as `/opt/conda:/srv/models`, that sandboxed tools may read beside `/usr`",
+        description="Paths that sandboxed tools can read in addition to `/usr`, as in `/opt/conda:/srv/models`",
     )
     handlers: str | None = Field(
         default=None,

@@ -15,10 +15,11 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from kappa.engine.tools import seccomp
 from kappa.engine.tools.run import Identity, RunDirectory
 from tests.engine.tools.conftest import PYTHON, script
 from tests.engine.tools.shop import shell
-from tests.ground import PATIENCE, lacking, require_program
+from tests.ground import PATIENCE, lacking, path_without, require_program
 
 CANARY = "sesame-7f2c"
 ORDINARY = 64_222
@@ -35,7 +36,9 @@ run = RunDirectory(root, Identity(1, 1))
 for path in (run.private, run.path, run.input, run.output):
     path.mkdir(parents=True, mode=0o700)
 run.request.write_text(json.dumps(asked["inputs"]))
-runner = ProcessRunner(root, **asked["options"])
+options = {name: [Path(one) for one in value] if isinstance(value, list) else value
+           for name, value in asked["options"].items()}
+runner = ProcessRunner(root, **options)
 try:
     runner.start(Spec(run.identity, tuple(asked["argv"]), asked["timeout"], Limits(**asked["limits"])))
 except Exception as error:
@@ -202,6 +205,36 @@ def test_a_tool_sees_nothing_of_its_server_and_the_host(server: Server, tmp_path
     assert found["listed"] == dict.fromkeys(HIDDEN)
 
 
+def test_a_tool_reads_the_paths_that_the_operator_names_but_nothing_hidden_in_them(server: Server) -> None:
+    path = server.home.with_name(f"{server.home.name}-shared")
+    secret = path / "kappa" / "operator.token"
+    secret.parent.mkdir(parents=True)
+    path.chmod(0o755)
+    try:
+        for file in (path / "model", secret):
+            file.write_text(CANARY)
+            file.chmod(0o644)
+        source = f"cat {path}/model; ls -A {path}/kappa; echo more >{path}/model"
+        ended = server.run(shell(source), options={"shown": [str(path)], "hidden": [str(secret.parent)]})
+        assert ended["stdout"] == CANARY
+        assert "Read-only file system" in ended["stderr"]
+        assert (path / "model").read_text() == CANARY
+    finally:
+        shutil.rmtree(path)
+
+
+def test_a_tool_cannot_hold_memory_that_belongs_to_no_process(server: Server) -> None:
+    if seccomp.program() is None:
+        lacking("libseccomp")
+    source = script("""
+        import ctypes, os
+        libc = ctypes.CDLL(None, use_errno=True)
+        for call in (lambda: libc.memfd_create(b"", 0), lambda: libc.shmget(0, 1 << 20, 0o1600)):
+            print(call(), os.strerror(ctypes.get_errno()))
+    """)
+    assert server.run(source)["stdout"].splitlines() == ["-1 Function not implemented"] * 2
+
+
 FILL = """
 import os, sys
 def fill(path):
@@ -268,21 +301,13 @@ def test_a_run_has_no_more_processes_than_its_limit(server: Server) -> None:
     assert ended["over_limit"] == "it had more than 20 processes and threads" or int(ended["stdout"]) < 20, ended
 
 
-NO_SANDBOX = "process tools are refused here, for there is no sandbox"
+NO_SANDBOX = "process tools are refused on this host because there is no sandbox"
 
 
 @pytest.fixture
 def without_bubblewrap() -> Iterator[str]:
-    """A PATH of everything but bubblewrap, that everybody may read."""
-    made = Path(tempfile.mkdtemp(prefix="kappa-test-", dir="/var/tmp"))
-    made.chmod(0o755)
-    for directory in ("/usr/bin", "/bin"):
-        for program in Path(directory).iterdir():
-            link = made / program.name
-            if program.name != "bwrap" and not link.is_symlink():
-                link.symlink_to(program)
-    yield str(made)
-    shutil.rmtree(made)
+    with path_without("bwrap") as path:
+        yield path
 
 
 def test_without_bubblewrap_nothing_is_run(server: Server, without_bubblewrap: str) -> None:

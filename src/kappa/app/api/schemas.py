@@ -365,7 +365,7 @@ class ToolView(BaseModel):
 
 
 class RegisteredTool(ToolView):
-    warning: str | None = Field(description="Why this server would refuse to run it, or that it has no sandbox for it")
+    warning: str | None = Field(description="Set if this server has no sandbox for the tool")
 
 
 class RunTool(Body):

@@ -126,7 +126,7 @@ def worker(
         raise BadInput(f"there is no handler for {strange[0]!r} here {there}")
     with closing(engine), logs.writing(configured.log_format, configured.log_level), Journal(place) as journal:
         if not tools.sandboxed:
-            log.warning("the sandbox of tools is %s: %s", tools.words, tools.why)
+            log.warning("the sandbox of tools is %s: %s", tools.summary, tools.reason)
         own = [CONTAINERS] if KIND in wanted and with_containers else []
         try:
             able = Able(

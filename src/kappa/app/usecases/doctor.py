@@ -167,9 +167,11 @@ def _ask_engine(path: str) -> str | None:
 def _of_sandbox(settings: Settings) -> Finding:
     found = sandbox.state(unsandboxed=not settings.tools_need_sandbox)
     if found.sandboxed:
-        memory = "what a run's processes hold together is looked at ten times a second"
-        return Finding("sandbox", Level.OK, found.words, f"tools that run as processes are sandboxed; {memory}")
+        memory = "the memory of a run's processes together is checked ten times a second"
+        return Finding("sandbox", Level.OK, found.summary, f"tools that run as processes are sandboxed; {memory}")
     if settings.tools_need_sandbox:
-        follows = f"{found.why}; install bubblewrap 0.8 or newer, or set {sandbox.UNSANDBOXED}=yes"
-        return Finding("sandbox", Level.NOTE, found.words, follows)
-    return Finding("sandbox", Level.PROBLEM, found.words, f"{found.why}; tools can read what Kappa's user can read")
+        follows = f"{found.reason}; install bubblewrap 0.8 or newer, or set {sandbox.UNSANDBOXED}=yes"
+        return Finding("sandbox", Level.NOTE, found.summary, follows)
+    return Finding(
+        "sandbox", Level.PROBLEM, found.summary, f"{found.reason}; tools can read what Kappa's user can read"
+    )

@@ -67,7 +67,7 @@ class ToolRuns:
         if tool.image is not None:
             return None
         found = await asyncio.to_thread(sandbox.state, unsandboxed=not self._need_sandbox)
-        return None if found.sandboxed else f"the sandbox of this server is {found.words} ({found.why})"
+        return None if found.sandboxed else f"the sandbox of this server is {found.summary} ({found.reason})"
 
     async def set_enabled(self, who: Principal, name: str, version: str | None, *, enabled: bool) -> None:
         async with self._client.transaction() as connection:

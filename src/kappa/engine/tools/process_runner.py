@@ -65,7 +65,7 @@ class ProcessRunner:
         inside, command = str(run.path), list(spec.argv)
         most = spec.limits.pids if uid is not None else _processes_of(os.getuid()) + spec.limits.pids
         if bubblewrap is not None:
-            inside, most = INSIDE, most + bubblewrap.own_processes
+            inside, most = INSIDE, most + bubblewrap.extra_processes
             hidden = [path.resolve() for path in self._hidden]
             command = bubblewrap.command(
                 spec.argv, run.path, uid, tmp_mb=spec.limits.tmp_mb, shown=self._shown, hidden=hidden

@@ -1,6 +1,7 @@
 """The sandbox of process tools: whether bubblewrap works here, how it is called, and what it shows of the host.
 
-A tool sees `/usr`, a few files of `/etc`, the paths that the operator names, and its own directory. It has no network, no capabilities, and no way to more namespaces.
+A tool sees `/usr`, a few files of `/etc`, the paths that the operator names, and its own directory. It has no network,
+no capabilities, and no way to more namespaces.
 """
 
 import os
@@ -14,7 +15,7 @@ from typing import NamedTuple
 
 from kappa.engine.tools import seccomp
 from kappa.engine.tools.run import FIRST_UID, MEGABYTE, RunnerUnavailable
-from kappa.engine.tools.supervisor import FILTER
+from kappa.engine.tools.supervisor import FILTER_FD
 
 INSIDE = "/tmp/kappa"  # noqa: S108
 """Where a sandboxed tool sees its directory."""
@@ -22,9 +23,9 @@ SHM_MB = 64
 """What `/dev/shm` holds, as in Docker."""
 UNSANDBOXED = "KAPPA_UNSANDBOXED_TOOLS"
 
-_TRIED_WITHIN = 30.0
-_LIBRARIES = ("bin", "lib", "lib32", "lib64", "libx32", "sbin")
-_SETTINGS = (
+_PROBE_TIMEOUT = 30.0
+_LINKED_DIRECTORIES = ("bin", "lib", "lib32", "lib64", "libx32", "sbin")
+_ETC_PATTERNS = (
     "ImageMagick-*", "R", "alternatives", "ca-certificates", "fonts", "group", "hosts", "java-*", "ld.so.cache",
     "ld.so.conf", "ld.so.conf.d", "locale.alias", "localtime", "magic", "mime.types", "nsswitch.conf", "os-release",
     "papersize", "passwd", "perl", "pki/tls/certs", "protocols", "python3*", "services", "ssl/certs", "ssl/openssl.cnf",
@@ -34,13 +35,13 @@ _SETTINGS = (
 
 
 class SandboxMissing(RunnerUnavailable):
-    """No tool can be sandboxed here, and none may run without."""
+    """Tools can't be sandboxed here and must not run without a sandbox."""
 
-    def __init__(self, why: str) -> None:
-        self.why = why
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
         super().__init__(
-            f"process tools are refused here, for there is no sandbox: {why}; install bubblewrap 0.8 or newer, or let "
-            f"tools run without a sandbox by {UNSANDBOXED}=yes"
+            f"process tools are refused on this host because there is no sandbox: {reason}; install bubblewrap 0.8 or "
+            f"newer, or set {UNSANDBOXED}=yes to run tools without one"
         )
 
 
@@ -63,17 +64,17 @@ class Bubblewrap:
         tmp_mb: int,
         shown: Sequence[Path] = (),
         hidden: Sequence[Path] = (),
-        filter_from: int = FILTER,
+        filter_fd: int = FILTER_FD,
     ) -> list[str]:
         """The command of a tool, in a sandbox. As root it runs as another user."""
         last = ["--unshare-user", "--disable-userns"]
-        refused = [] if self.filter is None else ["--seccomp", str(filter_from)]
+        refused = [] if self.filter is None else ["--seccomp", str(filter_fd)]
         outer = [
             self.program, "--die-with-parent", "--new-session",
             "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try",
             "--proc", "/proc",
-            "--dev", "/dev", *_memory(SHM_MB, "/dev/shm"), "--remount-ro", "/dev",  # noqa: S108
-            *_memory(tmp_mb, "/tmp"), *_host(shown, hidden),  # noqa: S108
+            "--dev", "/dev", *_tmpfs(SHM_MB, "/dev/shm"), "--remount-ro", "/dev",  # noqa: S108
+            *_tmpfs(tmp_mb, "/tmp"), *_host_mounts(shown, hidden),  # noqa: S108
             "--bind", str(directory), INSIDE, "--chdir", INSIDE, "--remount-ro", "/",
         ]  # fmt: skip
         if uid is None:
@@ -87,7 +88,7 @@ class Bubblewrap:
         return [*outer, *caps, "--", *become, *inner, *argv]
 
     @property
-    def own_processes(self) -> int:
+    def extra_processes(self) -> int:
         """How many of its processes count as the tool's user's."""
         return 1 if self.nested else 0
 
@@ -97,22 +98,22 @@ def find() -> Bubblewrap:
     program = shutil.which("bwrap")
     if program is None:
         raise SandboxMissing("bubblewrap is not installed")
-    complaints: list[str] = []
+    errors: list[str] = []
     for nested in [True, False] if os.geteuid() == 0 else [False]:
         found = Bubblewrap(program, seccomp.program(), nested)
-        complaint = _complaint(found)
-        if complaint is None:
+        error = _probe_error(found)
+        if error is None:
             return found
-        complaints.append(complaint)
-    raise SandboxMissing(f"{program} doesn't work ({complaints[0]})")
+        errors.append(error)
+    raise SandboxMissing(f"{program} doesn't work ({errors[0]})")
 
 
 class SandboxState(NamedTuple):
     """What becomes of process tools here."""
 
     sandboxed: bool
-    words: str
-    why: str | None = None
+    summary: str
+    reason: str | None = None
     """What is wrong with the sandbox, if there is none."""
 
 
@@ -122,17 +123,27 @@ def state(*, unsandboxed: bool) -> SandboxState:
         found = find()
     except SandboxMissing as missing:
         what = f"tools run unsandboxed ({UNSANDBOXED}=yes)" if unsandboxed else "process tools are refused"
-        return SandboxState(sandboxed=False, words=f"none: {what}", why=missing.why)
-    words = "bubblewrap" if found.filter is not None else "bubblewrap, without seccomp: libseccomp is not installed"
-    return SandboxState(sandboxed=True, words=words)
+        return SandboxState(sandboxed=False, summary=f"none: {what}", reason=missing.reason)
+    summary = "bubblewrap" if found.filter is not None else "bubblewrap, without seccomp: libseccomp is not installed"
+    return SandboxState(sandboxed=True, summary=summary)
 
 
-def _complaint(found: Bubblewrap) -> str | None:
+def _probe_error(found: Bubblewrap) -> str | None:
     """What is wrong with a sandbox in which a command was run."""
+    try:
+        done = _probe(found)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    if done.returncode == 0:
+        return None
+    said = done.stderr.decode(errors="replace").strip().splitlines()
+    return said[-1].removeprefix("bwrap: ") if said else f"exit code {done.returncode}"
+
+
+def _probe(found: Bubblewrap) -> "subprocess.CompletedProcess[bytes]":
     uid = FIRST_UID - 1 if os.geteuid() == 0 else None
     # A sandbox in which a tool can make a namespace of its own lets it be root there.
     tries = "if unshare --user true 2>/dev/null; then echo it allows user namespaces >&2; exit 1; fi"
-    command = ["/bin/sh", "-c", tries]
     with tempfile.TemporaryDirectory() as directory, tempfile.TemporaryFile() as file:
         if uid is not None:
             os.chown(directory, uid, uid)
@@ -140,34 +151,27 @@ def _complaint(found: Bubblewrap) -> str | None:
             file.write(found.filter)
             file.seek(0)
         number = file.fileno()
-        try:
-            done = subprocess.run(
-                found.command(command, Path(directory), uid, tmp_mb=1, filter_from=number),
-                pass_fds=[number], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-                timeout=_TRIED_WITHIN, check=False, cwd="/", env={"PATH": os.environ.get("PATH", os.defpath)},
-            )  # fmt: skip
-        except (OSError, subprocess.TimeoutExpired) as error:
-            return str(error)
-    if done.returncode == 0:
-        return None
-    said = done.stderr.decode(errors="replace").strip().splitlines()
-    return said[-1].removeprefix("bwrap: ") if said else f"exit code {done.returncode}"
+        command = found.command(["/bin/sh", "-c", tries], Path(directory), uid, tmp_mb=1, filter_fd=number)
+        return subprocess.run(
+            command, pass_fds=[number], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+            timeout=_PROBE_TIMEOUT, check=False, cwd="/", env={"PATH": os.environ.get("PATH", os.defpath)},
+        )  # fmt: skip
 
 
-def _memory(megabytes: int, path: str) -> list[str]:
+def _tmpfs(megabytes: int, path: str) -> list[str]:
     return ["--perms", "1777", "--size", str(megabytes * MEGABYTE), "--tmpfs", path]
 
 
-def _host(shown: Sequence[Path], hidden: Sequence[Path]) -> Iterator[str]:
+def _host_mounts(shown: Sequence[Path], hidden: Sequence[Path]) -> Iterator[str]:
     """What a tool sees of the host, all of it to be read only."""
     yield from ("--ro-bind", "/usr", "/usr")
-    for name in _LIBRARIES:
+    for name in _LINKED_DIRECTORIES:
         path = Path("/", name)
         if path.is_symlink():
             yield from ("--symlink", str(path.readlink()), str(path))
         elif path.is_dir():
             yield from ("--ro-bind", str(path), str(path))
-    settings = [path for pattern in _SETTINGS for path in sorted(Path("/etc").glob(pattern))]
+    settings = [path for pattern in _ETC_PATTERNS for path in sorted(Path("/etc").glob(pattern))]
     # Those directories that bubblewrap makes by itself are closed to a tool with a user of its own.
     for parent in sorted({parent for path in [*settings, *shown] for parent in path.parents[:-1]}):
         yield from ("--perms", "0755", "--dir", str(parent))

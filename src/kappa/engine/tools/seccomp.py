@@ -24,7 +24,8 @@ _REFUSED = (
 # Programs know how to do without these where a kernel is older. Memory of a memfd or of System V belongs to no process,
 # so that nobody who adds up what processes hold would see it; POSIX shared memory is in /dev/shm.
 _UNKNOWN = (
-    "clone3", "io_uring_enter", "io_uring_register", "io_uring_setup", "memfd_create", "memfd_secret", "msgget", "shmget",
+    "clone3", "io_uring_enter", "io_uring_register", "io_uring_setup", "memfd_create", "memfd_secret", "msgget",
+    "shmget",
 )  # fmt: skip
 _UNIX, _IPV4, _IPV6, _NETLINK = 1, 2, 10, 16
 

@@ -25,8 +25,8 @@ LOG_LIMIT = 200_000
 LOOK_EVERY = 0.1
 LOCK_WITHIN = 6.0
 MEASURE_EVERY = 1.0
-IDLE_SHARE = 10
-"""Adding up what the processes hold takes no more than a tenth of the time."""
+LONGEST_PAUSE = 1.0
+"""Between two checks of the process tree. A tool can make them slow, but not rare."""
 SANDBOX_PROCESSES = 4
 SANDBOX_MEMORY = 16 * 1024 * 1024
 """What bubblewrap's own processes hold at most."""
@@ -34,7 +34,7 @@ PIECE = 65536
 BLOCK = 4096
 MARK = "KAPPA_RUN"
 """In the environment of everything that the tool starts."""
-FILTER = 100
+FILTER_FD = 100
 """The descriptor from which bubblewrap reads which system calls are refused."""
 
 _PR_SET_PDEATHSIG = 1
@@ -140,9 +140,9 @@ class Run:
         if not path.exists():
             return []
         number = os.open(path, os.O_RDONLY)
-        os.dup2(number, FILTER)
+        os.dup2(number, FILTER_FD)
         os.close(number)
-        return [FILTER]
+        return [FILTER_FD]
 
     def _confine(self) -> None:
         """In the child, before it becomes the tool."""
@@ -170,7 +170,7 @@ class Run:
             os.set_blocking(number, False)
             poller.register(number, select.POLLIN)
         measure_at = time.monotonic() + MEASURE_EVERY
-        add_up_at = time.monotonic()
+        check_tree_at = time.monotonic()
         while True:
             for number, _ in poller.poll(LOOK_EVERY * 1000):
                 if self._drain(number, names[number]) == 0:
@@ -185,24 +185,27 @@ class Run:
                 return "stop"
             if time.monotonic() >= self._deadline:
                 return "time"
-            if (begun := time.monotonic()) >= add_up_at:
-                if (why := self._excess()) is not None:
+            if (begun := time.monotonic()) >= check_tree_at:
+                if (why := self._exceeded_limit()) is not None:
                     return why
-                add_up_at = time.monotonic() + max(LOOK_EVERY, IDLE_SHARE * (time.monotonic() - begun))
+                now = time.monotonic()
+                check_tree_at = now + min(LONGEST_PAUSE, max(LOOK_EVERY, 3 * (now - begun)))
             if time.monotonic() >= measure_at:
                 measure_at = time.monotonic() + MEASURE_EVERY
                 if takes_more(self._output, self._limits["output_mb"] * 1024 * 1024):
                     return f"it wrote more than {self._limits['output_mb']} MB"
 
-    def _excess(self) -> str | None:
-        """What of memory and processes the whole tree has too much of: the kernel's limits are for each process."""
+    def _exceeded_limit(self) -> str | None:
+        """Which limit the whole process tree exceeds: those that the kernel keeps are for each process."""
         pids, memory = self._limits["pids"], self._limits["memory_mb"] * 1024 * 1024
+        max_tasks, max_bytes = pids, memory
+        if self._spec["sandboxed"]:
+            max_tasks, max_bytes = pids + SANDBOX_PROCESSES, memory + SANDBOX_MEMORY
         tree, tasks = descendants()
-        extra = (SANDBOX_PROCESSES, SANDBOX_MEMORY) if self._spec["sandboxed"] else (0, 0)
-        if tasks > pids + extra[0]:
+        if tasks > max_tasks:
             return f"it had more than {pids} processes and threads"
-        # What is resident counts shared pages for each process, and is cheap to ask for.
-        if sum(map(resident, tree)) > memory + extra[1] and sum(map(proportional, tree)) > memory + extra[1]:
+        # The resident size counts shared pages for each process, but is cheap to read.
+        if sum(map(resident_bytes, tree)) > max_bytes and sum(map(proportional_bytes, tree)) > max_bytes:
             return f"its processes held more than {self._limits['memory_mb']} MB together"
         return None
 
@@ -289,15 +292,15 @@ def _names(directory: str) -> list[str]:
         return [entry.name for entry in entries]
 
 
-def resident(pid: int) -> int:
+def resident_bytes(pid: int) -> int:
     """Bytes that a process has in memory or in swap, shared ones included."""
     return _bytes_in(f"/proc/{pid}/status", (b"VmRSS:", b"VmSwap:")) or 0
 
 
-def proportional(pid: int) -> int:
+def proportional_bytes(pid: int) -> int:
     """The same, of shared ones its share."""
     counted = _bytes_in(f"/proc/{pid}/smaps_rollup", (b"Pss:", b"SwapPss:"))
-    return resident(pid) if counted is None else counted
+    return resident_bytes(pid) if counted is None else counted
 
 
 def _bytes_in(path: str, names: tuple[bytes, ...]) -> int | None:

@@ -3,7 +3,7 @@
 It knows nothing of Kappa but the contract (docs/tool-contract.md): a request and input files in its directory, a result
 and output files left there.
 
-    kg tool add word-count -- python3 /where/everybody/can/read/word_count.py
+    kg tool add word-count -- python3 /usr/local/lib/word_count.py
     kg tool run word-count --input notes.txt --wait
 """
 

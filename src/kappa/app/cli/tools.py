@@ -44,7 +44,7 @@ def add(
 ) -> None:
     """Register a tool.
 
-    Example: kg tool add word-count --description 'counts words' -- python3 /opt/tools/word_count.py
+    Example: kg tool add word-count --description 'counts words' -- python3 /usr/local/lib/word_count.py
     """
     limits = {"memory_mb": memory_mb, "cpus": cpus, "pids": pids, "output_mb": output_mb}
     body: dict[str, Any] = {

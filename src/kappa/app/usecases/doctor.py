@@ -169,9 +169,7 @@ def _of_sandbox(settings: Settings) -> Finding:
     if found.sandboxed:
         memory = "the memory of a run's processes together is checked ten times a second"
         return Finding("sandbox", Level.OK, found.summary, f"tools that run as processes are sandboxed; {memory}")
-    if settings.tools_need_sandbox:
-        follows = f"{found.reason}; install bubblewrap 0.8 or newer, or set {sandbox.UNSANDBOXED}=yes"
-        return Finding("sandbox", Level.NOTE, found.summary, follows)
-    return Finding(
-        "sandbox", Level.PROBLEM, found.summary, f"{found.reason}; tools can read what Kappa's user can read"
-    )
+    follows = f"install bubblewrap 0.8 or newer, or set {sandbox.UNSANDBOXED}=yes"
+    if not settings.tools_need_sandbox:
+        follows = "tools can read everything that Kappa's user can read"
+    return Finding("sandbox", Level.NOTE, found.summary, f"{found.reason}; {follows}")

@@ -205,7 +205,10 @@ def test_a_tool_sees_nothing_of_its_server_and_the_host(server: Server, tmp_path
     assert found["listed"] == dict.fromkeys(HIDDEN)
 
 
-def test_a_tool_reads_the_paths_that_the_operator_names_but_nothing_hidden_in_them(server: Server) -> None:
+@pytest.mark.parametrize("linked", [False, True], ids=["plain path", "linked path"])
+def test_a_tool_reads_the_paths_that_the_operator_names_but_nothing_hidden_in_them(
+    server: Server, linked: bool
+) -> None:
     path = server.home.with_name(f"{server.home.name}-shared")
     secret = path / "kappa" / "operator.token"
     secret.parent.mkdir(parents=True)
@@ -214,13 +217,18 @@ def test_a_tool_reads_the_paths_that_the_operator_names_but_nothing_hidden_in_th
         for file in (path / "model", secret):
             file.write_text(CANARY)
             file.chmod(0o644)
-        source = f"cat {path}/model; ls -A {path}/kappa; echo more >{path}/model"
-        ended = server.run(shell(source), options={"shown": [str(path)], "hidden": [str(secret.parent)]})
+        named = path
+        if linked:
+            named = server.home.with_name(f"{server.home.name}-linked")
+            named.symlink_to(path)
+        source = f"cat {named}/model; ls -A {named}/kappa; echo more >{named}/model"
+        ended = server.run(shell(source), options={"shown": [str(named)], "hidden": [str(secret.parent)]})
         assert ended["stdout"] == CANARY
         assert "Read-only file system" in ended["stderr"]
         assert (path / "model").read_text() == CANARY
     finally:
         shutil.rmtree(path)
+        server.home.with_name(f"{server.home.name}-linked").unlink(missing_ok=True)
 
 
 def test_a_tool_cannot_hold_memory_that_belongs_to_no_process(server: Server) -> None:

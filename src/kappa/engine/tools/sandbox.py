@@ -179,6 +179,10 @@ def _host_mounts(shown: Sequence[Path], hidden: Sequence[Path]) -> Iterator[str]
         yield from ("--ro-bind-try", str(path.resolve()), str(path))
     for path in shown:
         yield from ("--ro-bind-try", str(path), str(path))
-    for path in hidden:
-        if path.exists() and any(path.is_relative_to(place) for place in (Path("/usr"), *shown)):
-            yield from ("--size", "4096", "--tmpfs", str(path), "--remount-ro", str(path))
+    for place in (Path("/usr"), *shown):
+        real = place.resolve()
+        for path in hidden:
+            # Below a path that is a link to elsewhere, what is hidden has another name.
+            if path.exists() and path.is_relative_to(real):
+                inside = str(place / path.relative_to(real))
+                yield from ("--size", "4096", "--tmpfs", inside, "--remount-ro", inside)

@@ -221,8 +221,9 @@ def test_a_tool_reads_the_paths_that_the_operator_names_but_nothing_hidden_in_th
         if linked:
             named = server.home.with_name(f"{server.home.name}-linked")
             named.symlink_to(path)
-        source = f"cat {named}/model; ls -A {named}/kappa; echo more >{named}/model"
-        ended = server.run(shell(source), options={"shown": [str(named)], "hidden": [str(secret.parent)]})
+        source = f"cat {named}/model; ls -A {named}/kappa; cat {secret}; echo more >{named}/model"
+        shown, hidden = [str(named), str(secret)], [str(secret.parent)]
+        ended = server.run(shell(source), options={"shown": shown, "hidden": hidden})
         assert ended["stdout"] == CANARY
         assert "Read-only file system" in ended["stderr"]
         assert (path / "model").read_text() == CANARY

@@ -164,6 +164,7 @@ def _tmpfs(megabytes: int, path: str) -> list[str]:
 
 def _host_mounts(shown: Sequence[Path], hidden: Sequence[Path]) -> Iterator[str]:
     """What a tool sees of the host, all of it to be read only."""
+    shown = [path for path in shown if not any(path.resolve().is_relative_to(one) for one in hidden)]
     yield from ("--ro-bind", "/usr", "/usr")
     for name in _LINKED_DIRECTORIES:
         path = Path("/", name)

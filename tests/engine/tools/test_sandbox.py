@@ -100,11 +100,12 @@ def server(request: pytest.FixtureRequest) -> Iterator[Server]:
     if request.param == "root" and not root:
         lacking("root")
     user = ORDINARY if root and request.param != "root" else None
+    python = python_of(user)
     # Not below /tmp, which is a tool's own in any case.
     home = Path(tempfile.mkdtemp(prefix="kappa-test-", dir="/var/tmp"))
     if user is not None:
         os.chown(home, user, user)
-    yield Server(home, user, python_of(user))
+    yield Server(home, user, python)
     shutil.rmtree(home)
 
 

@@ -26,9 +26,15 @@ _GONE_AGAIN = (ConnectionError, InterruptedError, TimeoutError)
 class Door:
     """A listening socket, and what speaks with those who come in by it."""
 
-    def __init__(self, listening: socket.socket, protocol: Callable[[], asyncio.Protocol]) -> None:
+    def __init__(
+        self,
+        listening: socket.socket,
+        protocol: Callable[[], asyncio.Protocol],
+        make_room: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._listening = listening
         self._protocol = protocol
+        self._make_room = make_room
         self._loop = asyncio.get_running_loop()
         self._entering: set[asyncio.Task[object]] = set()
         self._closed = False
@@ -54,8 +60,9 @@ class Door:
             except OSError as error:
                 if error.errno not in _EXHAUSTED:
                     raise
-                log.error("nobody can come in for %g s: %s", REST, error)
-                self._pause(REST)
+                pause = PAUSE if self._make_room() else REST
+                log.error("nobody can come in for %g s: %s", pause, error)
+                self._pause(pause)
                 return
             entering = self._loop.create_task(self._enter(connection))
             self._entering.add(entering)

@@ -18,7 +18,6 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import cast
 
 import uvicorn
 from anyio.to_thread import current_default_thread_limiter, run_sync
@@ -26,8 +25,10 @@ from anyio.to_thread import current_default_thread_limiter, run_sync
 from kappa.app import counts, home, logs, tracing, wiring
 from kappa.app.api import application
 from kappa.app.api.middleware import Guard
+from kappa.app.connections import Connections, connection_limit
 from kappa.app.door import Door
 from kappa.app.errors import AppError, Conflict, NotAuthenticated
+from kappa.app.http_protocol import HttpProtocol
 from kappa.app.lanes import Lanes, LanesInProcesses, LanesInThread, NoLanes
 from kappa.app.mcp import http as mcp
 from kappa.app.permissions import Permission
@@ -45,6 +46,8 @@ log = logging.getLogger(__name__)
 OPERATOR = "operator"
 PORTS_TRIED = 20
 BACKLOG = 4096
+TICKS = 10
+"""Of uvicorn's, in a second."""
 LAST_WORDS = 5.0
 """Seconds in which an open stream can still say that the server drains."""
 
@@ -182,7 +185,7 @@ class Server:
             with_pages = site.beside(services)
             app = application.build(services, self.guard, lambda api: with_pages(with_mcp(api)), site.large)
             await compiling
-            web = _Uvicorn(_uvicorn_config(app), self._listening)
+            web = _Uvicorn(_uvicorn_config(app), self._listening, _connections(self._settings))
             lanes = self._lanes(services, stack)
             lanes.start()
             serving = asyncio.create_task(web.serve(), name="serve")
@@ -254,11 +257,12 @@ def _collect_less() -> None:
 
 
 class _Uvicorn(uvicorn.Server):
-    """uvicorn without its signal handlers, and with a door of ours."""
+    """uvicorn without its signal handlers, with a door and bounded connections of ours."""
 
-    def __init__(self, config: uvicorn.Config, listening: socket.socket) -> None:
+    def __init__(self, config: uvicorn.Config, listening: socket.socket, connections: Connections) -> None:
         super().__init__(config)
         self._listening = listening
+        self._connections = connections
         self._door: Door | None = None
 
     @contextmanager
@@ -267,12 +271,14 @@ class _Uvicorn(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup([])
-        speak = partial(
-            cast(Callable[..., asyncio.Protocol], self.config.http_protocol_class),
-            config=self.config, server_state=self.server_state, app_state=self.lifespan.state,
-        )  # fmt: skip
-        self._door = Door(self._listening, speak)
+        speak = partial(HttpProtocol, self._connections, self.config, self.server_state)
+        self._door = Door(self._listening, speak, self._connections.make_room)
         self._door.open()
+
+    async def on_tick(self, counter: int) -> bool:
+        if counter % TICKS == 0:
+            self._connections.sweep()
+        return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         if self._door is not None:
@@ -281,10 +287,16 @@ class _Uvicorn(uvicorn.Server):
         await super().shutdown()
 
 
+def _connections(settings: Settings) -> Connections:
+    most = connection_limit() if settings.max_connections is None else settings.max_connections
+    return Connections(most, settings.max_connections_per_address)
+
+
 def _uvicorn_config(app: Callable[..., Awaitable[None]]) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         lifespan="off",
+        ws="none",
         log_config=None,
         access_log=False,
         server_header=False,

@@ -95,6 +95,17 @@ class Settings(BaseSettings):
     host: str = Field(default="127.0.0.1", description="The address that `kg up` listens on")
     port: int = Field(default=8420, ge=0, le=65535, description="The port that `kg up` listens on; 0 takes a free one")
     max_body: int = Field(default=1024 * 1024, ge=1024, description="Bytes that a request's body may have")
+    max_connections: int | None = Field(
+        default=None,
+        ge=1,
+        description="Connections at once; if unset, as many as the process may open files, less some for other uses, "
+        "and 50,000 at most",
+    )
+    max_connections_per_address: int | None = Field(
+        default=None,
+        ge=1,
+        description="Connections at once from one address, as that of a proxy or of a whole fleet; half of all if unset",
+    )
     max_upload: int = Field(default=100_000_000, ge=1, le=100_000_000, description="Bytes that a document may have")
     trusted_proxies: str | None = Field(
         default=None,

@@ -23,6 +23,7 @@ from kappa.app.usecases.ingest import Ingestions
 from kappa.app.usecases.jobs import Jobs
 from kappa.app.usecases.limits import LiveJobs
 from kappa.app.usecases.ontologies import Ontologies
+from kappa.app.usecases.open_streams import OpenStreams
 from kappa.app.usecases.overview import Overview
 from kappa.app.usecases.passes import Passes
 from kappa.app.usecases.passwords import Passwords
@@ -58,6 +59,7 @@ class Services:
     workers: Workers
     overview: Overview
     watchtower: Watchtower
+    open_streams: OpenStreams
     tool_runs: ToolRuns
     fleet: FleetApp
     fleet_workers: FleetWorkers
@@ -118,6 +120,8 @@ async def open_services(settings: Settings, engine: Engine) -> AsyncGenerator[Se
         people = People(auth, passwords)
         await people.install_roles()
         watchtower = Watchtower(client)
+        credentials = Credentials(auth, passwords, timedelta(hours=settings.session_hours))
+        open_streams = OpenStreams(credentials)
         stop = metrics.listen(engine.signals)
         artifacts = ArtifactStore(artifacts_of(settings.home))
         fleet_app = FleetApp(
@@ -132,13 +136,14 @@ async def open_services(settings: Settings, engine: Engine) -> AsyncGenerator[Se
                 settings=settings,
                 client=client,
                 auth=auth,
-                credentials=Credentials(auth, passwords, timedelta(hours=settings.session_hours)),
+                credentials=credentials,
                 people=people,
                 jobs=Jobs(client, live),
                 schedules=Schedules(client, engine, live),
                 workers=Workers(client),
                 overview=overview,
                 watchtower=watchtower,
+                open_streams=open_streams,
                 tool_runs=ToolRuns(
                     client,
                     engine,
@@ -162,4 +167,5 @@ async def open_services(settings: Settings, engine: Engine) -> AsyncGenerator[Se
         finally:
             stop()
             await run_sync(ingestions.close)
+            await open_streams.close()
             await watchtower.close()

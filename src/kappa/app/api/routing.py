@@ -9,11 +9,12 @@ from fastapi.routing import APIRoute
 from fastapi.security import APIKeyCookie, HTTPAuthorizationCredentials, HTTPBearer
 
 from kappa.app.api import problems
-from kappa.app.api.json_body import JsonRoute
+from kappa.app.api.streams import Route
 from kappa.app.errors import Forbidden, NotAuthenticated
 from kappa.app.permissions import Permission
 from kappa.app.services import Services
 from kappa.app.usecases.credentials import with_request
+from kappa.app.usecases.open_streams import Credential
 from kappa.app.usecases.principal import Principal
 from kappa.app.usecases.turns import CALLER
 
@@ -47,8 +48,10 @@ async def _recognised(
 ) -> Principal:
     request_id: str = request.scope["kappa.request_id"]
     if bearer is not None:
+        request.state.credential = Credential(bearer.credentials)
         return with_request(await services.credentials.by_token(bearer.credentials), request_id)
     if cookie is not None:
+        request.state.credential = Credential(cookie, is_cookie=True)
         session = await services.credentials.by_cookie(cookie)
         if request.method not in SAFE:
             check_origin(request)
@@ -101,7 +104,7 @@ class Routes:
 
     def __init__(self, tag: str, prefix: str = "") -> None:
         self.router = APIRouter(
-            prefix=prefix, tags=[tag], generate_unique_id_function=_operation, route_class=JsonRoute
+            prefix=prefix, tags=[tag], generate_unique_id_function=_operation, route_class=Route
         )
 
     def get(self, path: str, permission: Permission, *problem: int, **options: Any) -> Callable[[F], F]:

@@ -7,10 +7,12 @@
 Behind it stands an empty gzip member, which `tar` and `gunzip` pass over in silence, with the SHA-256 of all bytes
 before it. So no bit of a file can change, and none can be missing, without being noticed. Both directions are streams:
 what is held in memory is one part, which is larger than its bound only where a single row is.
+
+Only what is written here is read: plain parts, each with one header of 512 bytes. The long names, PAX records and sparse
+files of other tars are refused before anything of them is read, whatever size they claim.
 """
 
 import hashlib
-import io
 import tarfile
 import zlib
 from collections.abc import Generator, Iterable, Iterator, Mapping
@@ -27,8 +29,11 @@ HEADER = "kappa-backup.json"
 MANIFEST = "manifest.json"
 PART = 4 << 20
 """Bytes of rows in one part."""
-LARGEST_NOTE = 64 << 20
-"""Bytes that the header or the manifest may have."""
+MAX_PARTS = 200_000
+"""800 GB of rows."""
+MAX_HEADER_BYTES = 1 << 20
+MAX_MANIFEST_LINE_BYTES = 512
+"""For each part that was read: its name, its digest and what stands around them."""
 PIECE = 256 << 10
 
 _GZIP = 31
@@ -98,7 +103,7 @@ class Writer:
         return data
 
 
-class _Unpacked(io.RawIOBase):
+class _Unpacked:
     """The tar inside of a file's bytes. At its end the seal has been read and fits, or it is refused."""
 
     def __init__(self, pieces: Iterable[bytes]) -> None:
@@ -107,14 +112,12 @@ class _Unpacked(io.RawIOBase):
         self._tail = b""
         self._whole = hashlib.sha256()
         self._unpacking = zlib.decompressobj(_GZIP)
-        self._ready = b""
+        self._ready = bytearray()
         self._begun = False
 
-    def readable(self) -> bool:
-        return True
-
-    def read(self, size: int = -1, /) -> bytes:
-        while (size < 0 or len(self._ready) < size) and not self._unpacking.eof:
+    def read(self, size: int) -> bytes:
+        """So many bytes, or fewer at the end."""
+        while len(self._ready) < size and not self._unpacking.eof:
             if not self._packed and not self._next():
                 raise BadBackup("the backup ends in the middle" if self._tail else "this is no backup: it is empty")
             try:
@@ -122,14 +125,14 @@ class _Unpacked(io.RawIOBase):
             except zlib.error as error:
                 raise BadBackup(f"the backup is broken: {error}") from None
             self._packed = self._unpacking.unconsumed_tail
-        given = self._ready if size < 0 else self._ready[:size]
-        self._ready = self._ready[len(given) :]
+        given = bytes(self._ready[:size])
+        del self._ready[:size]
         return given
 
     def close_whole(self) -> None:
-        """Read to the end and look at the seal."""
-        while self.read(PIECE):
-            pass
+        """Look at the seal, which must come next, behind the zeros that end a tar."""
+        if self.read(tarfile.RECORDSIZE).strip(b"\0") or self.read(1):
+            raise BadBackup("the backup is broken: something stands behind its manifest")
         rest = self._unpacking.unused_data
         while self._next():
             rest += self._packed
@@ -161,18 +164,13 @@ class Reader:
     def __init__(self, pieces: Iterable[bytes]) -> None:
         self._unpacked = _Unpacked(pieces)
         self._sums: dict[str, str] = {}
-        try:
-            self._tar = tarfile.open(fileobj=self._unpacked, mode="r|", bufsize=PIECE)  # noqa: SIM115
-            self._members = iter(self._tar)
-        except tarfile.TarError as error:
-            raise BadBackup(f"this is no backup: {error}") from None
         self.header = self._header()
 
     def _header(self) -> Header:
         member = self._next()
         if member is None or member.name != HEADER:
             raise BadBackup("this is no backup: it doesn't begin like one")
-        content = self._note(member)
+        content = self._note(member, MAX_HEADER_BYTES)
         self._sums[HEADER] = hashlib.sha256(content).hexdigest()
         try:
             said = _Version.model_validate_json(content)
@@ -217,8 +215,9 @@ class Reader:
         following.append(member)
 
     def _finish(self, member: tarfile.TarInfo) -> None:
+        most = MAX_MANIFEST_LINE_BYTES * (1 + len(self._sums) + len(self.header.tables))
         try:
-            self.manifest = Manifest.model_validate_json(self._note(member))
+            self.manifest = Manifest.model_validate_json(self._note(member, most))
         except ValidationError as error:
             raise BadBackup(f"the backup is broken: {error.errors(include_url=False)[0]['msg']}") from None
         if self.manifest.parts != self._sums:
@@ -228,31 +227,34 @@ class Reader:
         self._unpacked.close_whole()
 
     def _next(self) -> tarfile.TarInfo | None:
+        """The next part, once all of the one before was read; None at the end."""
+        block = self._unpacked.read(tarfile.BLOCKSIZE)
+        if len(block) == tarfile.BLOCKSIZE and not block.strip(b"\0"):
+            return None
         try:
-            return next(self._members, None)
-        except (tarfile.TarError, EOFError, ValueError) as error:
+            member = tarfile.TarInfo.frombuf(block, "utf-8", "replace")
+        except tarfile.TarError as error:
             raise BadBackup(f"the backup is broken: {error}") from None
+        if member.type != tarfile.REGTYPE or member.size < 0:
+            raise BadBackup(f"this is no backup: {member.name!r} is no plain part")
+        if len(self._sums) > MAX_PARTS:
+            raise BadBackup(f"this is no backup: it has more than {MAX_PARTS:,} parts")
+        return member
 
-    def _note(self, member: tarfile.TarInfo) -> bytes:
-        if member.size > LARGEST_NOTE:
+    def _note(self, member: tarfile.TarInfo, most: int) -> bytes:
+        if member.size > most:
             raise BadBackup("this is no backup: what it says of itself is far too long")
         return b"".join(self._content(member))
 
     def _content(self, member: tarfile.TarInfo) -> Iterator[bytes]:
-        if not member.isreg():
-            raise BadBackup(f"this is no backup: {member.name!r} is no plain part")
-        try:
-            file = self._tar.extractfile(member)
-            assert file is not None
-            left = member.size
-            while left:
-                piece = file.read(min(PIECE, left))
-                if not piece:
-                    raise BadBackup("the backup ends in the middle")
-                left -= len(piece)
-                yield piece
-        except (tarfile.TarError, EOFError) as error:
-            raise BadBackup(f"the backup is broken: {error}") from None
+        left = member.size
+        while left:
+            piece = self._unpacked.read(min(PIECE, left))
+            if not piece:
+                raise BadBackup("the backup ends in the middle")
+            left -= len(piece)
+            yield piece
+        self._unpacked.read(-member.size % tarfile.BLOCKSIZE)
 
 
 class _Version(BaseModel):

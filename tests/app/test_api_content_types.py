@@ -77,7 +77,7 @@ def test_curl_without_a_content_type_edits_a_lane(up: Up) -> None:
         (b"max_slots=3", 422, "body: invalid JSON at character 0: Expecting value"),
         (b'{"max_slots": 3', 422, "body: invalid JSON at character 15: Expecting ',' delimiter"),
         (b'{"executor": "\xff"}', 400, "the body is not JSON: byte 14 is not UTF-8 (invalid start byte)"),
-        (b"[" * 200_000, 400, "the body is nested too deeply"),
+        (b"[" * 200_000, 422, "the body is nested too deeply"),
         (b'{"max_slots": ' + b"9" * 5000 + b"}", 400, "the body has a number with too many digits"),
         (b"[1]", 422, "body: must be a JSON object"),
         (b'{"max_slots": "three"}', 422, "body.max_slots: Input should be a valid integer"),

@@ -12,6 +12,7 @@ import psycopg
 import pytest
 
 from kappa.app.api import application
+from kappa.app.kinds.cleanup import HOURLY
 from kappa.app.permissions import ROLES, Permission
 from kappa.app.usecases.overview import Overview, Pulse
 from kappa.app.web import drawings, files, ingest, rendering, site
@@ -302,6 +303,27 @@ async def test_errors_are_pages_with_one_clear_line(admin: Browser) -> None:
 async def test_a_body_that_is_too_large_is_refused_with_a_line(admin: Browser) -> None:
     answer = await admin.post("/ui/tools/new", description="x" * 2_000_000)
     assert answer.status_code == 413
+
+
+@pytest.mark.parametrize("depth", [300, 700, 950, 20_000])
+@pytest.mark.parametrize("nested", [("[", "]"), ('{"a":[', "]}")], ids=["lists", "objects"])
+async def test_json_in_a_form_that_is_nested_too_deeply_is_refused(
+    site: Site, depth: int, nested: tuple[str, str]
+) -> None:
+    made = await (await site.client()).post("/tools", json={"name": "counts", "version": "1", "argv": ["true"]})
+    assert made.status_code == 201, made.text
+    admin = await visitor(site, "platform_admin", "ada")
+    deep = nested[0] * depth + "1" + nested[1] * depth
+    fields = {"cron": "0 3 * * *", "timezone": "UTC", "kind": "self_test", "priority": "0", "missed": "fire_once"}
+    for path, sent in (
+        ("/ui/schedules", {"name": "deep", **fields, "payload": deep}),
+        (f"/ui/schedules/{HOURLY.name}", {**fields, "payload": deep}),
+        ("/ui/tools/counts/run", {"inputs": deep}),
+    ):
+        answer = await admin.post(path, **sent)
+        assert answer.status_code == 422, path
+        assert fault(answer)
+    assert (await admin.get("/ui/schedules")).status_code == 200
 
 
 async def test_what_people_write_is_shown_and_never_run(site: Site, admin: Browser) -> None:

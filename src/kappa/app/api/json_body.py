@@ -56,7 +56,7 @@ class _JsonRequest(Request):
         except UnicodeDecodeError as error:
             what = f"the body is not JSON: byte {error.start} is not UTF-8 ({error.reason})"
         except RecursionError:
-            what = "the body is nested too deeply"
+            raise HTTPException(422, "the body is nested too deeply") from None
         except ValueError:
             what = "the body has a number with too many digits"
         raise HTTPException(400, what)

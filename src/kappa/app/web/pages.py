@@ -108,6 +108,8 @@ class Visit:
             return json.loads(text)
         except ValueError as error:
             raise Refused(f"{name} is no JSON: {error}") from None
+        except RecursionError:
+            raise Refused(f"{name} is nested too deeply") from None
 
     def page(self, template: str, status: int = 200, **context: Any) -> HTMLResponse:
         text = self.templates.render(

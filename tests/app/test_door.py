@@ -37,10 +37,12 @@ class _Greeter(asyncio.Protocol):
 
 
 @asynccontextmanager
-async def _door(listening: socket.socket, made: Callable[[], None] = lambda: None) -> AsyncGenerator[Door]:
+async def _door(
+    listening: socket.socket, made: Callable[[], None] = lambda: None, make_room: Callable[[], bool] = lambda: False
+) -> AsyncGenerator[Door]:
     listening.bind(("127.0.0.1", 0))
     listening.listen(CROWD)
-    door = Door(listening, lambda: _Greeter(made))
+    door = Door(listening, lambda: _Greeter(made), make_room)
     with listening:
         yield door
         door.close()
@@ -89,6 +91,24 @@ async def test_a_process_without_files_left_looks_again_later(
         door.open()
         assert await _hears(came) == b"hello"
     assert caplog.text.count("nobody can come in") == 2
+
+
+async def test_a_process_without_files_left_makes_room_and_lets_the_next_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kappa.app.door.REST", 1e6)
+    listening = _Full()
+    looks = 0
+
+    def make_room() -> bool:
+        nonlocal looks
+        looks += 1
+        return True
+
+    async with _door(listening, make_room=make_room) as door:
+        listening.refusals = 3
+        came = _come(listening)
+        door.open()
+        assert await _hears(came) == b"hello"
+    assert looks == 3
 
 
 async def test_a_closed_door_stays_closed(monkeypatch: pytest.MonkeyPatch) -> None:

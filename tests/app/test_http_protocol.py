@@ -255,6 +255,17 @@ async def test_a_connection_that_rests_keeps_its_time_for_the_next_request() -> 
         await is_refused(connection, 408, "too_slow")
 
 
+async def test_a_connection_that_rests_for_long_is_closed() -> None:
+    async with served() as server:
+        connection = await server.connect(GET)
+        assert (await answer_of(connection))[0] == 200
+        (one,) = server.connections._open
+        server.pass_seconds(one.timeout_keep_alive - 1)
+        assert not one.transport.is_closing()
+        server.pass_seconds(1)
+        assert await is_closed(connection)
+
+
 async def test_a_body_that_stops_is_given_up() -> None:
     async with served() as server:
         connection = await server.connect(b"POST / HTTP/1.1\r\nContent-Length: 10\r\n\r\nhalf")

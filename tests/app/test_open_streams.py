@@ -96,9 +96,11 @@ async def test_the_streams_of_others_go_on(site: Site, operator: httpx2.AsyncCli
     streams = site.services.open_streams
     with_other = {"Authorization": f"Bearer {other}"}
     path = f"/jobs/{job}/events"
-    async with asyncio.timeout(PATIENCE), ada.stream("GET", path) as one, ada.stream(
-        "GET", path, headers=with_other
-    ) as another:
+    async with (
+        asyncio.timeout(PATIENCE),
+        ada.stream("GET", path) as one,
+        ada.stream("GET", path, headers=with_other) as another,
+    ):
         lines, others = one.aiter_lines(), another.aiter_lines()
         assert [await anext(lines), await anext(others)] == ["event: job"] * 2
         await _revoke(operator, ada)
@@ -110,9 +112,7 @@ async def test_the_streams_of_others_go_on(site: Site, operator: httpx2.AsyncCli
     await becomes(lambda: streams._checking is None, what="nobody is looked for")
 
 
-async def test_a_file_that_is_cut_short_is_not_taken_for_a_whole_one(
-    site: Site, operator: httpx2.AsyncClient
-) -> None:
+async def test_a_file_that_is_cut_short_is_not_taken_for_a_whole_one(site: Site, operator: httpx2.AsyncClient) -> None:
     site.services.open_streams._every = 0.01
     await operator.post("/users", json={"name": "ada", "roles": ["platform_admin"]})
     token = (await operator.post("/users/ada/tokens", json={"name": "backs up"})).json()["token"]

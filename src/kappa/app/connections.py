@@ -74,7 +74,7 @@ class Connections:
         if address in self._in_vain:
             return False
         waiting = [one for one in self._open if one.is_waiting and address in (None, one.address)]
-        waiting.sort(key=lambda one: (-self._of_address[one.address], one.was_answered, one.since))
+        waiting.sort(key=lambda one: (-self._of_address[one.address], one.had_request, one.since))
         # Several at once: to look at each costs as much as the look that found them.
         closed = waiting[: 1 + len(waiting) // 8]
         for one in closed:

@@ -69,11 +69,11 @@ class HttpProtocol(HttpToolsProtocol):
 
     @property
     def is_answering(self) -> bool:
-        return self.cycle is not None and not self.cycle.response_complete
+        return self.had_request and not self.cycle.response_complete
 
     @property
-    def was_answered(self) -> bool:
-        return self.cycle is not None
+    def had_request(self) -> bool:
+        return bool(self.cycle)
 
     @property
     def is_waiting(self) -> bool:
@@ -94,7 +94,6 @@ class HttpProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._connections.remove(self)
         super().connection_lost(exc)
-        self._unset_keepalive_if_required()  # which uvicorn leaves, with all that this holds, after a reset
 
     def reserve(self) -> None:
         """Answer one health check, and nothing else."""
@@ -108,26 +107,30 @@ class HttpProtocol(HttpToolsProtocol):
             if self._discarded > MAX_DISCARDED_BYTES:
                 self.transport.abort()
             return
-        self._unset_keepalive_if_required()
         if not self._unbounded and not self._in_body:
-            self.since = self._connections.now
+            self.since = self._heard
         try:
-            while not self._in_body and len(data) > (room := MAX_HEAD_BYTES - self._unbounded):
-                self._feed(data[:room])
-                data = data[room:]
-            self._feed(data)
+            if self._unbounded + len(data) < MAX_HEAD_BYTES:
+                self._unbounded += len(data)
+                self.parser.feed_data(data)  # pyright: ignore[reportOptionalMemberAccess]
+            else:
+                self._feed_bounded(data)
         except httptools.HttpParserUpgrade:
             self._decline_upgrade()
         except httptools.HttpParserError:
             self._refuse(*(self._refusal or (400, "unreadable", "the request is not HTTP/1.1")))
 
-    def _feed(self, data: bytes) -> None:
-        self._unbounded += len(data)
-        self.parser.feed_data(data)
-        if self._unbounded >= MAX_HEAD_BYTES:
-            what = f"a request line with its headers has {MAX_HEAD_BYTES} bytes at most"
-            self._refusal = 431, "headers_too_large", what
-            raise httptools.HttpParserError(what)
+    def _feed_bounded(self, data: bytes) -> None:
+        """Of a head, never more than it may have; a body's bytes are bounded elsewhere."""
+        while data:
+            piece = data if self._in_body else data[: MAX_HEAD_BYTES - self._unbounded]
+            data = data[len(piece) :]
+            self._unbounded += len(piece)
+            self.parser.feed_data(piece)  # pyright: ignore[reportOptionalMemberAccess]
+            if self._unbounded >= MAX_HEAD_BYTES:
+                what = f"a request line with its headers has less than {MAX_HEAD_BYTES} bytes"
+                self._refusal = 431, "headers_too_large", what
+                raise httptools.HttpParserError(what)
 
     def on_headers_complete(self) -> None:
         self._in_body, self._unbounded = True, 0
@@ -152,24 +155,36 @@ class HttpProtocol(HttpToolsProtocol):
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
+        """As uvicorn's, without a timer until the next request: `check` sees to it."""
         self.since = self._connections.now
-        super().on_response_complete()
+        self.server_state.total_requests += 1
+        if self.transport.is_closing():
+            return
+        self.flow.resume_reading()
+        if self.pipeline:
+            self._start_asgi_task(*self.pipeline.pop())
 
     def check(self) -> None:
         """End what takes too long; once a second."""
         unsent = self.transport.get_write_buffer_size()
         self._stalled = self._stalled + 1 if unsent and unsent >= self._unsent else 0
         self._unsent = unsent
-        lasts = self._connections.now - self.since
-        if self._stalled >= ANSWER_SECONDS or (self._is_refused and lasts >= REFUSED_SECONDS):
+        if self._stalled >= ANSWER_SECONDS:
             self.transport.abort()
-        elif self._is_refused or self._drops_input:
-            pass
+        lasts = self._connections.now - self.since
+        if lasts < REFUSED_SECONDS:
+            return
+        if self._is_refused:
+            self.transport.abort()
         elif self._in_body:
             self._check_body(lasts)
-        elif not self.is_answering and (self._unbounded or self.cycle is None):
-            if lasts >= (REFUSED_SECONDS if self.is_reserved else HEAD_SECONDS):
-                self._refuse(408, "too_slow", f"a request line with its headers comes within {HEAD_SECONDS} seconds")
+        elif self.is_answering:
+            return
+        elif self.had_request and not self._unbounded:
+            if lasts >= self.timeout_keep_alive:
+                self.transport.close()
+        elif lasts >= HEAD_SECONDS or self.is_reserved:
+            self._refuse(408, "too_slow", f"a request line with its headers comes within {HEAD_SECONDS} seconds")
 
     def _check_body(self, lasts: int) -> None:
         if self._is_paused:
@@ -209,15 +224,16 @@ class HttpProtocol(HttpToolsProtocol):
 
 def only_health(app: ASGIApp) -> Callable[..., Any]:
     """The application for a connection beyond the limit."""
+    refusal = problems.response(
+        503, "too_many_connections", "the server has as many connections as it may: try again",
+        retry_after=5, headers={"Connection": "close", **SECURITY},
+    )  # fmt: skip
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["path"] in ALWAYS_ANSWERED:
-            return await app(scope, receive, send)
-        refusal = problems.response(
-            503, "too_many_connections", "the server has as many connections as it may: try again",
-            retry_after=5, headers={"Connection": "close", **SECURITY},
-        )  # fmt: skip
-        await refusal(scope, receive, send)
+        if scope["path"] not in ALWAYS_ANSWERED:
+            await refusal(scope, receive, send)
+        else:
+            await app(scope, receive, send)
 
     return answer
 

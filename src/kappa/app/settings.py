@@ -104,7 +104,7 @@ class Settings(BaseSettings):
     max_connections_per_address: int | None = Field(
         default=None,
         ge=1,
-        description="Connections at once from one address, as that of a proxy or of a whole fleet; half of all if unset",
+        description="Connections at once from one address, as a proxy's or a whole fleet's; half of all if unset",
     )
     max_upload: int = Field(default=100_000_000, ge=1, le=100_000_000, description="Bytes that a document may have")
     trusted_proxies: str | None = Field(

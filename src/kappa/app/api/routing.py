@@ -103,9 +103,7 @@ class Routes:
     """A group of routes. Each declares its permission, or says that it is open."""
 
     def __init__(self, tag: str, prefix: str = "") -> None:
-        self.router = APIRouter(
-            prefix=prefix, tags=[tag], generate_unique_id_function=_operation, route_class=Route
-        )
+        self.router = APIRouter(prefix=prefix, tags=[tag], generate_unique_id_function=_operation, route_class=Route)
 
     def get(self, path: str, permission: Permission, *problem: int, **options: Any) -> Callable[[F], F]:
         """With `check`, that is asked in place of the permission alone; it must refuse whoever doesn't have it."""

@@ -8,8 +8,8 @@ Behind it stands an empty gzip member, which `tar` and `gunzip` pass over in sil
 before it. So no bit of a file can change, and none can be missing, without being noticed. Both directions are streams:
 what is held in memory is one part, which is larger than its bound only where a single row is.
 
-Only what is written here is read: plain parts, each with one header of 512 bytes. The long names, PAX records and sparse
-files of other tars are refused before anything of them is read, whatever size they claim.
+Only what is written here is read: plain parts, each with one header of 512 bytes. The long names, PAX records and
+sparse files of other tars are refused before anything of them is read, whatever size they claim.
 """
 
 import hashlib

@@ -140,6 +140,35 @@ async def test_a_token_that_changes_is_looked_at_anew_at_once(
     assert said.status == status
 
 
+@pytest.mark.parametrize("change", CHANGES)
+async def test_who_waits_with_a_token_that_changes_gets_no_task(
+    site: Site, remote: Remote, connection: Connection, change: str
+) -> None:
+    waits = remote.says("request_task", request_id="r1", kinds=["crunch"], wait=60)
+    await until(lambda: site.services.fleet.fleet.room.waiting == 1)
+    connection.execute(CHANGES[change][0].encode())
+    answer = await waits.answer()
+    assert answer.json().get("tasks") == []
+    assert site.services.fleet.fleet.room.waiting == 0
+    job = await put(site)
+    assert connection.execute("SELECT state::text FROM kappa.jobs WHERE id = %s", [job]).fetchall() == [("queued",)]
+    assert not site.services.fleet._waiting
+
+
+async def test_who_waits_with_another_token_goes_on_waiting(site: Site, remote: Remote, connection: Connection) -> None:
+    waits = remote.says("request_task", request_id="r1", kinds=["crunch"], wait=60)
+    await until(lambda: site.services.fleet.fleet.room.waiting == 1)
+    await limited(site, machines=1)
+    connection.execute("UPDATE kappa.tokens SET revoked_at = now() WHERE name = 'limited'")
+    await until(lambda: bool(site.services.fleet._looking) or bool(site.services.fleet._doorman.known(_bearer(remote))))
+    await put(site)
+    assert len((await waits.answer()).json()["tasks"]) == 1
+
+
+def _bearer(remote: Remote) -> bytes:
+    return f"Bearer {remote.token}".encode()
+
+
 async def test_a_token_is_not_remembered_beyond_its_end(site: Site, remote: Remote, connection: Connection) -> None:
     (token,) = connection.execute("SELECT id FROM kappa.tokens").fetchall()[0]
     with connection.transaction():  # so that nobody hears of it

@@ -126,6 +126,21 @@ async def test_an_input_that_vanishes_on_the_way_is_cut_off(site: Site, remote: 
     assert slow.pieces == [INPUT_PIECE], "and no end: the connection is broken, and the worker knows"
 
 
+async def test_an_input_ends_when_its_token_is_revoked(site: Site, remote: Remote, connection: Connection) -> None:
+    given = await begun(site, remote, connection)
+    connection.execute("UPDATE kappa.tool_inputs SET content = %s", [bytes(3 * INPUT_PIECE)])
+    where = f"tasks/{given['task']}/inputs/100%2541%20sure%3F.txt"
+    patience = asyncio.Event()
+    slow = remote.begin(where, "GET", worker="w", token=given["token"], patience=patience).send(b"")
+    await asyncio.to_thread(eventually, lambda: slow.pieces)
+    connection.execute("UPDATE kappa.tokens SET revoked_at = now()")
+    bearer = f"Bearer {remote.token}".encode()
+    await asyncio.to_thread(eventually, lambda: site.services.fleet._doorman.known(bearer) is None)
+    patience.set()
+    await slow.answer()
+    assert slow.pieces == [INPUT_PIECE]
+
+
 async def test_logs_are_kept_once_by_their_place_and_no_more_than_the_limit(
     site: Site, remote: Remote, connection: Connection
 ) -> None:

@@ -7,7 +7,7 @@ before they are parsed, and a sender who stops sending, or reading, runs out of 
 
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import httptools
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -17,9 +17,6 @@ from uvicorn.server import ServerState
 
 from kappa.app.api import problems
 from kappa.app.api.middleware import ALWAYS_ANSWERED, SECURITY
-
-if TYPE_CHECKING:
-    from kappa.app.connections import Connections
 
 log = logging.getLogger(__name__)
 
@@ -40,10 +37,20 @@ ANSWER_SECONDS = 120
 REFUSED_SECONDS = 5
 
 
+class Registry(Protocol):
+    """Who knows all connections: `connections`."""
+
+    now: int
+
+    def add(self, connection: "HttpProtocol") -> None: ...
+
+    def remove(self, connection: "HttpProtocol") -> None: ...
+
+
 class HttpProtocol(HttpToolsProtocol):
     """What comes and goes on one connection."""
 
-    def __init__(self, connections: "Connections", config: Config, state: ServerState) -> None:
+    def __init__(self, connections: Registry, config: Config, state: ServerState) -> None:
         super().__init__(config=config, server_state=state, app_state={})
         self._connections = connections
         self.since = connections.now

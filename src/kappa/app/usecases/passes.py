@@ -4,7 +4,7 @@ import asyncio
 import hashlib
 import hmac
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -42,6 +42,7 @@ class Passes:
         self._known: dict[bytes, _Remembered] = {}
         self._hears = False
         self._changes = 0
+        self._told: list[Callable[[], None]] = []
         self._look = Group("tokens", self._find, most=STRANGERS)
 
     @asynccontextmanager
@@ -52,6 +53,9 @@ class Passes:
         finally:
             listening.cancel()
             await asyncio.gather(listening, return_exceptions=True)
+
+    def on_change(self, told: Callable[[], None]) -> None:
+        self._told.append(told)
 
     def known(self, authorization: bytes) -> Pass | None:
         found = self._known.get(_digest(authorization))
@@ -101,6 +105,8 @@ class Passes:
     def _forget(self) -> None:
         self._changes += 1
         self._known.clear()
+        for told in self._told:
+            told()
 
 
 def _digest(authorization: bytes) -> bytes:

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from typing import Any, Protocol, TypeVar
 from urllib.parse import parse_qsl
@@ -36,6 +36,8 @@ log = logging.getLogger(__name__)
 JSON = (b"content-type", b"application/json")
 PROBLEM = (b"content-type", b"application/problem+json")
 BYTES = (b"content-type", b"application/octet-stream")
+LOOKED_AT_ONCE = 64
+"""Tokens of those who wait, when any token has changed."""
 SORTS = ("inputs", "artifacts", "logs", "exit")
 TITLES = {400: "The request makes no sense as it is", 401: "Not authenticated", 403: "Not allowed", 404: "Not found",
           405: "No such method here", 409: "In conflict with how things are", 413: "Too large",
@@ -53,6 +55,10 @@ class Doorman(Protocol):
         """After a look; raises `Refused`."""
         ...
 
+    def on_change(self, told: Callable[[], None]) -> None:
+        """`told` is called when what is known may be so no longer."""
+        ...
+
 
 class FleetApp:
     """The calls of the fleet."""
@@ -66,7 +72,12 @@ class FleetApp:
         self._server = server
         self._max_body = max_body
         self._allowance = Allowance()
-        self._calls: dict[str, Callable[[Pass, bytes, Receive], Awaitable[bytes]]] = {
+        self._waiting: defaultdict[bytes, set[asyncio.Future[Any]]] = defaultdict(set)
+        """Those who wait for tasks, by what they were recognised by: to be cancelled when that is good for nothing."""
+        self._looking: asyncio.Task[None] | None = None
+        self._has_changed = False
+        doorman.on_change(self._look_again)
+        self._calls: dict[str, Callable[[Pass, bytes, Scope, Receive], Awaitable[bytes]]] = {
             "hello": self._hello,
             "request_task": self._request_task,
             "beat": self._beat,
@@ -95,7 +106,7 @@ class FleetApp:
                 if scope["method"] != "POST":
                     raise Refused(Refusal.NO_SUCH_METHOD, "calls are POST")
                 who = await self._recognise(scope)
-                body, kind = await call(who, await self._read(scope, receive, self._max_body), receive), JSON
+                body, kind = await call(who, await self._read(scope, receive, self._max_body), scope, receive), JSON
         except Refused as refused:
             self.answers[name, refused.code] += 1
             return await _refuse(send, STATUS[refused.code], refused)
@@ -125,12 +136,39 @@ class FleetApp:
             raise busy()
 
     async def _recognise(self, scope: Scope) -> Pass:
-        for name, value in scope["headers"]:
-            if name == b"authorization":
-                who = self._doorman.known(value) or await self._doorman.admit(value)
-                self._allowance.take(who)
-                return who
-        raise Refused(Refusal.NOT_AUTHENTICATED, "send a token: Authorization: Bearer …")
+        who = await self._admitted(_authorization(scope))
+        self._allowance.take(who)
+        return who
+
+    async def _admitted(self, authorization: bytes) -> Pass:
+        return self._doorman.known(authorization) or await self._doorman.admit(authorization)
+
+    async def _while_admitted(self, scope: Scope, pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        """Pieces that come, or go, for no longer than their worker may work here."""
+        async for piece in pieces:
+            await self._admitted(_authorization(scope))
+            yield piece
+
+    def _look_again(self) -> None:
+        """Whether all who wait may still be here."""
+        self._has_changed = True
+        if self._waiting and self._looking is None:
+            self._looking = asyncio.get_running_loop().create_task(self._turn_out(), name="fleet tokens")
+
+    async def _turn_out(self) -> None:
+        try:
+            while self._has_changed:
+                self._has_changed = False
+                waiting = list(self._waiting)
+                for start in range(0, len(waiting), LOOKED_AT_ONCE):
+                    some = waiting[start : start + LOOKED_AT_ONCE]
+                    found = await asyncio.gather(*map(self._admitted, some), return_exceptions=True)
+                    for authorization, who in zip(some, found, strict=True):
+                        if isinstance(who, Refused):
+                            for one in self._waiting.get(authorization, ()):
+                                one.cancel()
+        finally:
+            self._looking = None
 
     async def _read(self, scope: Scope, receive: Receive, limit: int) -> bytes:
         message = await receive()
@@ -144,7 +182,7 @@ class FleetApp:
             raise Refused(Refusal.BAD_REQUEST, "the caller went away")
         return body
 
-    async def _hello(self, who: Pass, body: bytes, _: Receive) -> bytes:
+    async def _hello(self, who: Pass, body: bytes, _: Scope, __: Receive) -> bytes:
         said = _parse(wire.Hello, body)
         await self.fleet.hello(who, said)
         return _dump(
@@ -159,24 +197,29 @@ class FleetApp:
             )
         )
 
-    async def _request_task(self, who: Pass, body: bytes, receive: Receive) -> bytes:
+    async def _request_task(self, who: Pass, body: bytes, scope: Scope, receive: Receive) -> bytes:
         said = _parse(wire.RequestTask, body)
         caller = await self.fleet.enter(who, said)
-        given = None if caller is None else await self._served(caller, receive)
+        given = None if caller is None else await self._served(caller, scope, receive)
         waited = caller is not None and said.wait >= 1 and not self.fleet.room.closed
         return await self.fleet.tasks(given, at_once=waited)
 
-    async def _served(self, caller: Caller, receive: Receive) -> Any:
-        """What the caller gets. One that hangs up meanwhile leaves the room."""
-        gone = asyncio.ensure_future(receive())
+    async def _served(self, caller: Caller, scope: Scope, receive: Receive) -> Any:
+        """What the caller gets. One that hangs up meanwhile, or may no longer be here, leaves the room."""
+        gone, authorization = asyncio.ensure_future(receive()), _authorization(scope)
+        self._waiting[authorization].add(gone)
         try:
+            await self._admitted(authorization)  # it may have changed on the way here
             await asyncio.wait([caller.answer, gone], return_when=asyncio.FIRST_COMPLETED)
             return await caller.answer if caller.answer.done() else None
         finally:
             gone.cancel()
+            self._waiting[authorization].discard(gone)
+            if not self._waiting[authorization]:
+                del self._waiting[authorization]
             self.fleet.room.leave(caller)
 
-    async def _beat(self, who: Pass, body: bytes, _: Receive) -> bytes:
+    async def _beat(self, who: Pass, body: bytes, _: Scope, __: Receive) -> bytes:
         notices = await self.fleet.beat(who, _parse(wire.Beat, body))
         every = self.fleet.beat_seconds
         if notices:
@@ -185,12 +228,12 @@ class FleetApp:
             self._all_well = (every, _dump(wire.Beaten(beat_seconds=every, notices=[])))
         return self._all_well[1]
 
-    async def _update_task(self, who: Pass, body: bytes, _: Receive) -> bytes:
+    async def _update_task(self, who: Pass, body: bytes, _: Scope, __: Receive) -> bytes:
         said = _parse(wire.UpdateTask, body)
         self.fleet.sign_of_life(who, said.worker)
         return _dump(wire.Updated(cancel=await self.fleet.update(who, said)))
 
-    async def _complete_task(self, who: Pass, body: bytes, _: Receive) -> bytes:
+    async def _complete_task(self, who: Pass, body: bytes, _: Scope, __: Receive) -> bytes:
         said = _parse(wire.CompleteTask, body)
         held = HeldTask(said.task, said.token, who.owner(said.worker))
         ended = await self.fleet.settle(Ending(held, "succeeded", to_json(said.result).decode()))
@@ -199,14 +242,14 @@ class FleetApp:
             ended = await self._transfers.complete(held, outcome, to_json(outcome.outputs).decode())
         return _dump(wire.Settled(state=ended.state))
 
-    async def _fail_task(self, who: Pass, body: bytes, _: Receive) -> bytes:
+    async def _fail_task(self, who: Pass, body: bytes, _: Scope, __: Receive) -> bytes:
         said = _parse(wire.FailTask, body)
         held = HeldTask(said.task, said.token, who.owner(said.worker))
         summary = said.summary or ("" if said.outcome in ("snooze", "cancelled") else "the worker did not say why")
         ended = await self.fleet.settle(Ending(held, said.outcome, None, summary, said.detail, said.after))
         return _dump(wire.Settled(state=ended.state))
 
-    async def _release_task(self, who: Pass, body: bytes, _: Receive) -> bytes:
+    async def _release_task(self, who: Pass, body: bytes, _: Scope, __: Receive) -> bytes:
         said = _parse(wire.ReleaseTask, body)
         held = HeldTask(said.task, said.token, who.owner(said.worker))
         ending = Ending(held, "lost", None, "its worker gave it back") if said.started else Ending(held, "released")
@@ -223,7 +266,8 @@ class FleetApp:
         held = HeldTask(int(parts[1]), _number(asked, "token"), who.owner(asked.get("worker", "")))
         match scope["method"], sort:
             case "GET" | "HEAD", "inputs":
-                return await self._transfers.input(held, name), BYTES
+                size, pieces = await self._transfers.input(held, name)
+                return (size, self._while_admitted(scope, pieces)), BYTES
             case "PUT", "logs":
                 piece = await self._read(scope, receive, PIECE_LIMIT)
                 kept = await self._transfers.log(held, name, _number(asked, "at"), piece)
@@ -232,12 +276,20 @@ class FleetApp:
                 await self._transfers.exit(held, int(name))
                 return b"{}", JSON
             case "PUT", "artifacts":
-                stored = await self._transfers.artifact(held, name, _number(asked, "size"), _pieces(receive))
+                pieces = self._while_admitted(scope, _pieces(receive))
+                stored = await self._transfers.artifact(held, name, _number(asked, "size"), pieces)
                 return to_json({"path": stored.path, "size": stored.size, "sha256": stored.sha256}), JSON
             case "PUT", _:
                 raise Refused(Refusal.NOT_FOUND, "there is no such call")
             case _:
                 raise Refused(Refusal.NO_SUCH_METHOD, f"{sort} are not for {scope['method']}")
+
+
+def _authorization(scope: Scope) -> bytes:
+    for name, value in scope["headers"]:
+        if name == b"authorization":
+            return value
+    raise Refused(Refusal.NOT_AUTHENTICATED, "send a token: Authorization: Bearer …")
 
 
 def _sort(path: str) -> str:

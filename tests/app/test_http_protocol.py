@@ -29,6 +29,7 @@ from kappa.app.http_protocol import (
     REFUSED_SECONDS,
     HttpProtocol,
 )
+from kappa.app.settings import Settings
 from tests.app.conftest import Up
 from tests.app.patience import becomes
 from tests.ground import PATIENCE, eventually
@@ -82,8 +83,8 @@ class Served:
 
 
 @asynccontextmanager
-async def served(most: int = 100, most_of_address: int = 100) -> AsyncGenerator[Served]:
-    one = Served(Connections(most, most_of_address))
+async def served(most: int = 100, most_of_address: int = 100, proxies: str | None = None) -> AsyncGenerator[Served]:
+    one = Served(Connections(most, most_of_address, Settings(trusted_proxies=proxies).proxies))
     config = serve._uvicorn_config(one)
     config.load()
     with socket.socket() as listening:
@@ -371,6 +372,15 @@ async def test_one_address_has_its_share_and_leaves_the_rest() -> None:
         last = await server.connect(b"GET / HTTP/1.1\r\n\r\n")
         assert (await answer_of(last))[0] == 200
         assert (len(server.connections), server.connections._of_address) == (3, {"127.0.0.1": 3})
+
+
+async def test_a_trusted_proxy_has_no_share_of_its_own() -> None:
+    async with served(most_of_address=3, proxies="10.0.0.0/8, 127.0.0.1") as server:
+        for _ in range(10):
+            await server.connect(START)
+        last = await server.connect(b"GET / HTTP/1.1\r\n\r\n")
+        assert (await answer_of(last))[0] == 200
+        await becomes(lambda: server.connections._of_address == {"127.0.0.1": 11}, what="all are open")
 
 
 async def test_a_server_that_is_full_of_work_still_answers_health_checks() -> None:

@@ -5,11 +5,14 @@ requests before connections that rest between two requests, the oldest first. If
 come in all the same, for health checks alone.
 """
 
+import ipaddress
 import logging
 import resource
 from collections import Counter
+from collections.abc import Sequence
 
 from kappa.app.http_protocol import HttpProtocol
+from kappa.app.settings import Network
 
 log = logging.getLogger(__name__)
 
@@ -32,11 +35,12 @@ def connection_limit(files: int | None = None) -> int:
 class Connections:
     """Every connection of one server."""
 
-    def __init__(self, most: int, most_of_address: int | None = None) -> None:
+    def __init__(self, most: int, most_of_address: int | None = None, trusted_proxies: Sequence[Network] = ()) -> None:
         self.now = 0
         """Seconds of the server's life, as its loop counts them."""
         self._most = most
         self._most_of_address = most_of_address if most_of_address is not None else max(1, most // 2)
+        self._trusted_proxies = trusted_proxies
         self._open: set[HttpProtocol] = set()
         self._reserved: set[HttpProtocol] = set()
         self._of_address: Counter[str] = Counter()
@@ -48,7 +52,7 @@ class Connections:
 
     def add(self, connection: HttpProtocol) -> None:
         address = connection.address
-        if self._of_address[address] >= self._most_of_address:
+        if self._of_address[address] >= self._most_of_address and not self._is_proxy(address):
             has_room = self.make_room(address)
         else:
             has_room = len(self._open) < self._most or self.make_room()
@@ -91,6 +95,12 @@ class Connections:
         self._in_vain.clear()
         for one in (*self._open, *self._reserved):
             one.check()
+
+    def _is_proxy(self, address: str) -> bool:
+        """A trusted proxy's connections are those of many clients."""
+        if not self._trusted_proxies or address == "local":
+            return False
+        return any(ipaddress.ip_address(address) in network for network in self._trusted_proxies)
 
     def _make_reserve(self) -> bool:
         waiting = [one for one in self._reserved if one.is_waiting]

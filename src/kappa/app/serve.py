@@ -289,7 +289,7 @@ class _Uvicorn(uvicorn.Server):
 
 def _connections(settings: Settings) -> Connections:
     most = connection_limit() if settings.max_connections is None else settings.max_connections
-    return Connections(most, settings.max_connections_per_address)
+    return Connections(most, settings.max_connections_per_address, settings.proxies)
 
 
 def _uvicorn_config(app: Callable[..., Awaitable[None]]) -> uvicorn.Config:

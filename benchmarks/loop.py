@@ -34,6 +34,10 @@ BAR = 100.0
 LARGE = "x" * 900_000
 """Almost as much as a body may have."""
 PATIENCE = 60.0
+SCHEDULES = """INSERT INTO kappa.schedules (name, cron, kind, payload, next_at)
+               SELECT 'rare-' || n, '0 0 29 2 */7', 'self_test', '{}', now() + interval '1 year'
+                 FROM generate_series(1, 500) AS n"""
+"""Due on leap days that are Sundays: what takes longest to find."""
 AGENT = {"Accept": "application/json, text/event-stream", "MCP-Protocol-Version": "2025-06-18"}
 
 
@@ -88,6 +92,9 @@ def spots(client: httpx2.Client, where: dict[str, str]) -> dict[str, Spot]:
         "500 jobs": Spot("GET", "/jobs?limit=500"),
         "500 entries of the audit log": Spot("GET", "/audit?limit=500"),
         "500 users": Spot("GET", "/users"),
+        "500 schedules": Spot("GET", "/schedules?limit=500"),
+        "a page of schedules": Spot("GET", "/ui/schedules"),
+        "a schedule that is rarely due": Spot("GET", "/schedules/rare-1"),
         "a job with a large payload, refused": Spot("POST", "/jobs", {**job, "payload": {"x": LARGE}}),
         "a body of many faults, refused": Spot("POST", "/graph/concepts", {"ontology": "x", "concepts": [0] * 1000}),
         "1,000 concepts written": Spot("POST", "/graph/concepts", {"ontology": "many", "concepts": many}),
@@ -161,6 +168,8 @@ def main() -> None:
         with closing(wiring.build_engine(settings, Database(url, bounds=settings.bounds))) as engine:
             wiring.install(engine)
         pages.fill(url, pages.SMALL)
+        with closing(psycopg.connect(url, autocommit=True)) as connection:
+            connection.execute(SCHEDULES)
         callbacks = Callbacks()
 
         def greet(up: serve.Up) -> None:

@@ -20,6 +20,7 @@ from uuid import UUID
 
 import blockbuster.blockbuster
 import httpx2
+import psycopg
 import pytest
 from anyio._backends._asyncio import AsyncIOBackend
 from blockbuster import BlockingError, blockbuster_ctx
@@ -322,7 +323,7 @@ async def test_no_page_keeps_the_loop(site: Site, monkeypatch: pytest.MonkeyPatc
     web.compile_templates()  # as a server does at its start
     values = {"job_id:int": job, "run_id:int": run, "concept": ids["Otter"], "document": UUID(int=0)}
     named = {"/lanes/{name}": "system", "/tools/{name}": "quick", "/people/{name}": "ada"}
-    named["/schedules/{name}"] = (await admin.get("/schedules")).json()[0]["name"]
+    named["/schedules/{name}"] = (await admin.get("/schedules")).json()["items"][0]["name"]
     words = {
         "/graph": {"q": "otter"},
         "/graph/suggest": {"from": "ott"},
@@ -349,6 +350,26 @@ async def test_no_page_keeps_the_loop(site: Site, monkeypatch: pytest.MonkeyPatc
     seen, there = _groups(watch.in_threads), _groups({("GET", f"/ui{path}") for path in paths})
     # Passwords are what forms send.
     assert seen == _marked("[THREAD]", there) - {"app.web.sign_in", "app.web.people"}
+
+
+async def test_hundreds_of_schedules_that_are_rarely_due_keep_nobody(
+    site: Site, connection: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next times of one take milliseconds to find."""
+    connection.execute(
+        "INSERT INTO kappa.schedules (name, cron, kind, payload, next_at)"
+        " SELECT format('rare-%s', n), '0 0 29 2 */7', 'self_test', '{}', now() + interval '1 year'"
+        " FROM generate_series(100, 499) n"
+    )
+    admin = await site.client("platform_admin")
+    browser = await visitor(site, "platform_admin", "ada")
+    web.compile_templates()
+    async with watched(monkeypatch) as watch:
+        for path in ("/schedules", "/schedules?limit=500", "/schedules/rare-100"):
+            (await admin.get(path)).raise_for_status()
+        for path in ("/ui/schedules", "/ui/schedules/rare-100"):
+            assert (await browser.get(path)).status_code == 200
+    assert not watch.faults, "\n".join(watch.faults)
 
 
 async def test_a_route_that_takes_a_thread_is_noted(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:

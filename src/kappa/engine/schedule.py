@@ -12,6 +12,8 @@ from kappa.engine.model import PRIORITIES, Schedule
 
 COLUMNS = ("cron", "timezone", "kind", "payload", "priority", "enabled", "missed")
 """What of a schedule can be changed."""
+PREVIEWED = timedelta(days=3653)
+"""How far ahead a preview looks: to find the times of an expression that is rarely due takes long."""
 FIELDS = "it has five fields: minute, hour, day of month, month, weekday, as in '30 2 * * 1-5'"
 
 
@@ -54,12 +56,19 @@ def _last_between(cron: str, timezone: str, after: datetime, until: datetime) ->
 
 
 def upcoming(schedule: Schedule, now: datetime, most: int) -> list[datetime]:
-    """When it is due next, for people to look at: none while it is paused. One that is overdue is the first."""
+    """When it is due next, for people to look at: none while it is paused. One that is overdue is the first.
+
+    Those after the first are as many as come within some years.
+    """
     if not schedule.enabled:
         return []
-    first = [] if schedule.next_at is None else [schedule.next_at]
-    after = max([*first, now])
-    return [*first, *islice(due_times(schedule.cron, schedule.timezone, after), most - len(first))]
+    times = [] if schedule.next_at is None else [schedule.next_at]
+    after = max([*times, now])
+    for due in islice(due_times(schedule.cron, schedule.timezone, after), most - len(times)):
+        if times and due > after + PREVIEWED:
+            break
+        times.append(due)
+    return times
 
 
 def check_changes(changes: Mapping[str, object]) -> None:

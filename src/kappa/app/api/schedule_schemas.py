@@ -51,7 +51,7 @@ class EditSchedule(Body):
         return {name: value for name, value in given.items() if value is not None or name == "payload"}
 
 
-class ScheduleView(BaseModel):
+class ScheduleItem(BaseModel):
     name: str
     cron: str
     timezone: str
@@ -61,7 +61,6 @@ class ScheduleView(BaseModel):
     enabled: bool
     missed: str
     next_at: datetime | None = Field(description="When it is due; null while it is paused")
-    next_times: list[datetime] = Field(description="The next few times, as a preview; none while it is paused")
     last_at: datetime | None = Field(description="The due time that it fired last")
     last_job: int | None = Field(description="The job that it enqueued then")
     failures: int = Field(description="How often in a row it failed to enqueue its job")
@@ -71,5 +70,17 @@ class ScheduleView(BaseModel):
 
     @classmethod
     def of(cls, now: "ScheduleNow") -> Self:
-        row = {name: getattr(now.schedule, name) for name in cls.model_fields if hasattr(now.schedule, name)}
-        return cls(**row, next_times=now.next_times, is_declared=now.is_declared)
+        return cls(**{
+            name: getattr(now.schedule if hasattr(now.schedule, name) else now, name) for name in cls.model_fields
+        })  # fmt: skip
+
+
+class ScheduleView(ScheduleItem):
+    next_times: list[datetime] = Field(
+        description="The next few times, as a preview of some years; none while it is paused"
+    )
+
+
+class SchedulePage(BaseModel):
+    items: list[ScheduleItem]
+    next: str | None = Field(description="What to give as `after` for the next page; null on the last one")

@@ -2,10 +2,10 @@
 
 from typing import Annotated
 
-from fastapi import Path, Response
+from fastapi import Path, Query, Response
 
 from kappa.app.api.routing import Routes, Uses, Who
-from kappa.app.api.schedule_schemas import AddSchedule, EditSchedule, ScheduleView
+from kappa.app.api.schedule_schemas import AddSchedule, EditSchedule, ScheduleItem, SchedulePage, ScheduleView
 from kappa.app.api.schemas import EnqueuedJob, Line
 from kappa.app.permissions import Permission
 
@@ -15,9 +15,17 @@ Name = Annotated[Line, Path()]
 
 
 @routes.get("", Permission.SCHEDULES_VIEW)
-async def list_schedules(services: Uses) -> list[ScheduleView]:
-    """Every schedule, by name, with its next times and what went wrong."""
-    return [ScheduleView.of(one) for one in await services.schedules.all()]
+async def list_schedules(
+    services: Uses,
+    after: Annotated[Line | None, Query(description="`next` of the page before")] = None,
+    limit: Annotated[int, Query(ge=1, le=500)] = 100,
+) -> SchedulePage:
+    """Schedules by name, with the next time of each and what went wrong."""
+    found = await services.schedules.list(after=after or "", limit=limit)
+    return SchedulePage(
+        items=[ScheduleItem.of(one) for one in found],
+        next=found[-1].schedule.name if len(found) == limit else None,
+    )
 
 
 @routes.post("", Permission.SCHEDULES_MANAGE, 404, 409, status_code=201)
@@ -31,7 +39,7 @@ async def add(services: Uses, who: Who, body: AddSchedule) -> ScheduleView:
 
 @routes.get("/{name}", Permission.SCHEDULES_VIEW, 404)
 async def show(services: Uses, name: Name) -> ScheduleView:
-    """One schedule."""
+    """One schedule, with the next few times."""
     return ScheduleView.of(await services.schedules.show(name))
 
 

@@ -43,8 +43,8 @@ def jobs(incomplete: str) -> Iterator[Offer]:
 
 
 def schedules(incomplete: str) -> Iterator[Offer]:
-    there: Any = _asked("/schedules") or []
-    yield from _fitting(incomplete, ((one["name"], f"{one['cron']} {one['kind']}") for one in there))
+    page: Any = _asked("/schedules?limit=500") or {"items": ()}
+    yield from _fitting(incomplete, ((one["name"], f"{one['cron']} {one['kind']}") for one in page["items"]))
 
 
 def tools(incomplete: str) -> Iterator[Offer]:

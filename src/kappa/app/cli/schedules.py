@@ -5,12 +5,14 @@ from typing import Annotated, Any
 import typer
 
 from kappa.app import remote, settings
-from kappa.app.api.schedule_schemas import Missed, ScheduleView
+from kappa.app.api.schedule_schemas import Missed, SchedulePage, ScheduleView
 from kappa.app.api.schemas import EnqueuedJob
 from kappa.app.cli import complete, show, tables, values
 from kappa.app.remote import segment
 
 app = typer.Typer(no_args_is_help=True, help="Schedules: what is enqueued when. Add, edit, pause, run now.")
+
+LARGEST_PAGE = 500
 
 Name = Annotated[
     str, typer.Argument(metavar="NAME", help="The schedule.", show_default=False, autocompletion=complete.schedules)
@@ -30,19 +32,26 @@ WhenMissed = Annotated[
 
 
 @app.command(name="list")
-def list_schedules(as_json: show.AsJson = False) -> None:
-    """List the schedules, with their next and last times and what went wrong.
+def list_schedules(
+    limit: Annotated[int, typer.Option(min=1, max=LARGEST_PAGE, help="So many at most.")] = 50,
+    after: Annotated[str | None, typer.Option(metavar="NAME", help="Only those that come after this one.")] = None,
+    as_json: show.AsJson = False,
+) -> None:
+    """List the schedules by name, with their next and last times and what went wrong.
 
-    Example: kg schedule list
+    Example: kg schedule list --limit 200
     """
     with remote.open_server(settings.load()) as server:
-        found = server.get("/schedules", list[ScheduleView])
+        page = server.get("/schedules", SchedulePage, {"after": after, "limit": limit})
     if as_json:
-        show.as_json(found)
-    elif found:
-        show.out.print(tables.schedules(found))
+        show.as_json(page)
+        return
+    if page.items:
+        show.out.print(tables.schedules(page.items))
     else:
-        show.say("no schedules yet: `kg schedule add` makes one")
+        show.say("no schedules yet: `kg schedule add` makes one" if after is None else "no more schedules")
+    if page.next is not None:
+        show.say(f"there may be more: --after {page.next}")
 
 
 @app.command(name="show")

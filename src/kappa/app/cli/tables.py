@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kappa.app.api.measure_schemas import KeptArtifact, MergeView, TypeView
-from kappa.app.api.schedule_schemas import ScheduleView
+from kappa.app.api.schedule_schemas import ScheduleItem, ScheduleView
 from kappa.app.api.schemas import (
     AuditEntry,
     FleetWorkerView,
@@ -184,7 +184,7 @@ def _open(lane: LaneView) -> Text:
     return Text("open", style="green") if lane.enabled else Text("draining" if lane.slots_used else "drained", "yellow")
 
 
-def schedules(found: Iterable[ScheduleView]) -> Table:
+def schedules(found: Iterable[ScheduleItem]) -> Table:
     rows = show.table("schedule", "state", "when", "time zone", "kind", "next", "last", "job", "error")
     for one in found:
         rows.add_row(
@@ -194,7 +194,7 @@ def schedules(found: Iterable[ScheduleView]) -> Table:
     return show.fitted(rows, spare=("job", "last", "time zone"), last=10)
 
 
-def _schedule_state(one: ScheduleView) -> Text:
+def _schedule_state(one: ScheduleItem) -> Text:
     if not one.enabled:
         return Text("paused", style="yellow")
     return Text(f"failing ({one.failures})", style="red") if one.failures else Text("on", style="green")

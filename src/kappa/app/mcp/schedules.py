@@ -4,17 +4,22 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, Field
 
-from kappa.app.api.schedule_schemas import CRON, MISSED, Cron, Missed, ScheduleName, ScheduleView, TimeZone
+from kappa.app.api.schedule_schemas import (
+    CRON,
+    MISSED,
+    Cron,
+    Missed,
+    ScheduleName,
+    SchedulePage,
+    ScheduleView,
+    TimeZone,
+)
 from kappa.app.api.schemas import EnqueuedJob, Kind, Line, Priority
 from kappa.app.mcp.api import Api
 from kappa.app.mcp.server import ADDS, CHANGES, ENDS, READS, Server
 from kappa.app.remote import segment
 
 TheSchedule = Annotated[Line, Field(description="The schedule's name")]
-
-
-class ScheduleList(BaseModel):
-    items: list[ScheduleView]
 
 
 class DeletedSchedule(BaseModel):
@@ -37,9 +42,13 @@ class ScheduleTools:
     def __init__(self, api: Api) -> None:
         self._api = api
 
-    async def list_schedules(self) -> ScheduleList:
-        """List what is enqueued when: every schedule with its next times, its last one, and why it failed."""
-        return ScheduleList(items=await self._api.get_list("/schedules", ScheduleView))
+    async def list_schedules(
+        self,
+        after: Annotated[Line | None, Field(description="`next` of the page before")] = None,
+        limit: Annotated[int, Field(ge=1, le=500, description="Schedules on a page")] = 50,
+    ) -> SchedulePage:
+        """List what is enqueued when: schedules by name, each with its next time, its last one, and why it failed."""
+        return await self._api.get("/schedules", SchedulePage, {"after": after, "limit": limit})
 
     async def show_schedule(self, name: TheSchedule) -> ScheduleView:
         """Show a schedule: its expression, its job, its next few times, and why it failed."""

@@ -5,8 +5,9 @@ job of whoever asked for it. Once made, a schedule is the server's: it still fir
 """
 
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from itertools import islice
 from typing import Any
 
 from psycopg import AsyncConnection
@@ -28,10 +29,11 @@ class ScheduleNow:
     """A schedule's row, and what follows from it."""
 
     schedule: Schedule
-    next_times: list[datetime]
-    """When it is due next: a preview, by this machine's clock where the row doesn't have it yet."""
     is_declared: bool
     """Whether the program makes it at every start if it is missing."""
+    next_times: list[datetime] = field(default_factory=list[datetime])
+    """When it is due next: a preview, by this machine's clock where the row doesn't have it yet. None in a list: to
+    find them takes milliseconds a schedule."""
 
 
 class Schedules:
@@ -45,8 +47,11 @@ class Schedules:
     def begin(self) -> AbstractAsyncContextManager[AsyncConnection[Row], bool | None]:
         return self._client.transaction()
 
-    async def all(self) -> list[ScheduleNow]:
-        return [self._now(schedule) for schedule in await self._client.schedules()]
+    async def list(self, *, after: str = "", limit: int) -> list[ScheduleNow]:
+        """So many at most, by name."""
+        found = sorted(await self._client.schedules(), key=lambda one: one.name)
+        chosen = islice((one for one in found if one.name > after), limit)
+        return [ScheduleNow(one, self._is_declared(one)) for one in chosen]
 
     async def show(self, name: str) -> ScheduleNow:
         return self._now(await self._client.show_schedule(name))
@@ -126,4 +131,7 @@ class Schedules:
             times = upcoming(schedule, datetime.now(UTC), PREVIEWED)
         except ScheduleError:  # it was written by other means, and its error says so when it is due
             times = []
-        return ScheduleNow(schedule, times, schedule.name in self._engine.declared_schedules)
+        return ScheduleNow(schedule, self._is_declared(schedule), times)
+
+    def _is_declared(self, schedule: Schedule) -> bool:
+        return schedule.name in self._engine.declared_schedules

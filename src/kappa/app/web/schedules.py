@@ -13,12 +13,13 @@ from kappa.app.errors import Refused
 from kappa.app.permissions import Permission
 from kappa.app.usecases import submission
 from kappa.app.usecases.schedules import ScheduleNow
-from kappa.app.web.pages import Pages, Visit
+from kappa.app.web.pages import Pages, Visit, listed
 from kappa.engine import ScheduleNotFound
 from kappa.pg import KappaError
 
 pages = Pages()
 
+PAGE = 50
 FIELDS = ("cron", "timezone", "kind", "payload", "priority", "missed")
 NEW = {"name": "", "cron": "", "timezone": "UTC", "kind": "", "payload": "null", "priority": "0", "missed": "fire_once"}
 
@@ -108,9 +109,11 @@ async def _kinds(visit: Visit) -> list[str]:
 
 async def _list(visit: Visit, fault: str = "") -> Response:
     values = {name: visit.word(name) for name in NEW} if fault else NEW
+    found = await visit.services.schedules.list(after=visit.asked("after") or "", limit=PAGE + 1)
+    shown, after = listed(found, PAGE, lambda now: now.schedule.name)
     return visit.page(
-        "schedules.html", 422 if fault else 200, schedules=await visit.services.schedules.all(), fault=fault,
-        values=values, kinds=await _kinds(visit), may_make=_may_make(visit),
+        "schedules.html", 422 if fault else 200, schedules=shown, next=after, live=visit.asked("after") is None,
+        fault=fault, values=values, kinds=await _kinds(visit), may_make=_may_make(visit),
         may_submit=partial(submission.may_submit, visit.who),
     )  # fmt: skip
 

@@ -1,16 +1,22 @@
 """Measures through the front doors: over HTTP, for agents, and by `kg`."""
 
+import asyncio
 import json
 import xml.etree.ElementTree as ET
 from pathlib import Path
 from uuid import UUID
 
 import httpx2
+import psycopg
+import pytest
 
+from kappa.app.usecases.questions import Asking
 from kappa.engine.testing import drain
+from kappa.graph import QuestionStopped
 from tests.app import worlds
 from tests.app.conftest import Site, Up
 from tests.app.person import kg
+from tests.ground import PATIENCE
 
 SAID = {"ontology": "zoology", "relations": [
     {"from": "Otter", "to": "Fish", "type": "SUPPORTS"},
@@ -58,6 +64,24 @@ async def test_a_concept_says_how_well_it_is_founded_and_why(site: Site, operato
     grounded = {item["concept"]["label"]: item["grounding"] for item in axis["items"]}
     assert grounded["Fish"] == found["grounding"]["value"]
     assert -1 <= axis["correlation"] <= 1
+
+
+async def test_measures_that_are_not_there_by_the_deadline_are_left_out_and_said(
+    site: Site, operator: httpx2.AsyncClient, url: str
+) -> None:
+    ids = await populate(site, operator)
+    ends = {"start": "Otter", "goal": "Fish", "relation_types": ["SUPPORTS"]}
+    questions = {"search": {"text": "Fish"}, "related": {"concept": "River"}, "path": ends, "enriched-path": ends}
+    with psycopg.connect(url) as other:
+        other.execute("LOCK kappa_graph.relation_types IN ACCESS EXCLUSIVE MODE")
+        for question, body in questions.items():
+            asked = operator.post(f"/query/{question}", json={**body, "measures": True, "deadline": 1.5})
+            answer = (await asyncio.wait_for(asked, PATIENCE)).raise_for_status().json()
+            assert (answer["complete"], bool(answer["items"])) == (False, True)
+            assert "the measures" in [one["what"] for one in answer["skipped"]]
+        with pytest.raises(QuestionStopped, match="still measured when the deadline passed"):
+            asking = Asking(site.services.graph.here(), 0.5)
+            await asyncio.wait_for(asyncio.to_thread(asking.shown, ids["Fish"], None, 5), PATIENCE)
 
 
 async def test_types_are_merged_and_undone_by_those_who_may(site: Site, operator: httpx2.AsyncClient) -> None:

@@ -9,11 +9,22 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kappa.graph import Chunk, Graph, NewConcept, NewDocument, NewInstance, NewLink, UnknownConcept
+from kappa.graph import (
+    Cancel,
+    Chunk,
+    Graph,
+    NewConcept,
+    NewDocument,
+    NewInstance,
+    NewLink,
+    QuestionStopped,
+    UnknownConcept,
+)
 from kappa.graph.query import grounding, stance
 from kappa.graph.store.measures import Counts
 from kappa.pg.queries import Row
 from tests.graph.worlds import write
+from tests.ground import PATIENCE
 
 Session = psycopg.Connection[Row]
 
@@ -174,12 +185,32 @@ def test_answers_are_measured_on_request(graph: Graph) -> None:
         graph.measured(UUID(int=7))
 
 
+def test_measures_that_are_not_there_by_the_deadline_are_left_out_and_said(graph: Graph, url: str) -> None:
+    ids = write(graph, [("seed", "SUPPORTS", "good")])
+    graph.refresh()
+    related, paths = graph.related(ids["seed"], 1), graph.paths(ids["seed"], ids["good"])
+    with psycopg.connect(url) as other:
+        other.execute("LOCK kappa_graph.relation_types IN ACCESS EXCLUSIVE MODE")
+        late = (graph.with_measures(related, deadline=0.5), graph.with_measured_paths(paths, deadline=0.5))
+        for before, after in zip((related, paths), late, strict=True):
+            assert (before.complete, after.complete, after.items) == (True, False, before.items)
+            assert [(one.what, one.why) for one in after.skipped] == [
+                ("the measures", "concepts were still measured when the deadline passed")
+            ]
+        for act in (graph.measured, lambda one, **how: graph.measures([one], **how)):
+            with pytest.raises(QuestionStopped, match="still measured when the deadline passed"):
+                act(ids["good"], deadline=0.5)
+    cancel = Cancel()
+    cancel.cancel()
+    assert graph.with_measures(related, cancel=cancel).skipped[0].why.endswith("the question was cancelled")
+    assert graph.with_measures(related, deadline=PATIENCE).complete
+
+
 def test_many_concepts_are_measured_as_each_is(graph: Graph, connection: Session) -> None:
     """A hundred concepts with a hundred relations each."""
     targets = [f"t{n}" for n in range(100)]
     ids = write(graph, [(f"s{n}", "SUPPORTS" if n % 3 else "PREVENTS", t) for t in targets for n in range(100)])
     connection.execute("ANALYZE kappa_graph.relations")
     alone = {graph.measured(ids[target]).grounding.supports for target in targets[:20]}
-    nodes = [row[0] for row in connection.execute("SELECT id FROM kappa_graph.concepts WHERE label LIKE 't%'")]
-    found = grounding.measure(connection, nodes)
+    found = graph.measures([ids[target] for target in targets])
     assert {measured.grounding.supports for measured in found.values()} == alone == {66}

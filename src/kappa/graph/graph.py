@@ -6,9 +6,9 @@ which on they are seen; questions say up to which epoch their answer is true.
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 from uuid import UUID
 
 from psycopg import Connection
@@ -54,6 +54,8 @@ from kappa.graph.schema import COMPONENT
 from kappa.graph.store import clock, concepts, documents, ontologies, relations, settings
 from kappa.pg import Database, Pool, migrate
 from kappa.pg.queries import Row
+
+T = TypeVar("T")
 
 _shared: Budget | None = None
 _sharing = threading.Lock()
@@ -228,10 +230,14 @@ class Graph(Measuring):
 
     # Looking up
 
-    def concept(self, concept_id: UUID) -> Concept | None:
-        with self._pool.connection() as connection:
+    def concept(
+        self, concept_id: UUID, *, deadline: float | None = None, cancel: Cancel | None = None
+    ) -> Concept | None:
+        def find(connection: Connection[Row]) -> Concept | None:
             node = self._backend.numbers(connection, [concept_id]).get(concept_id)
             return self._backend.rows(connection, [node])().get(node) if node is not None else None
+
+        return self._looked_up(find, deadline, cancel)
 
     def concept_by_label(
         self, label: str, ontology: str | None = None, *, deadline: float | None = None, cancel: Cancel | None = None
@@ -249,6 +255,9 @@ class Graph(Measuring):
             same = [one for one in found if normal(one.label) == normal(label)]
             return same or concepts.also_called(connection, label, number)
 
+        return self._looked_up(find, deadline, cancel)
+
+    def _looked_up(self, find: Callable[[Connection[Row]], T], deadline: float | None, cancel: Cancel | None) -> T:
         if deadline is not None:
             return self._desk.look_up(find, deadline, cancel)
         with self._pool.connection() as connection:
@@ -272,11 +281,14 @@ class Graph(Measuring):
             rows = concepts.rows(connection, best)()
         return [rows[node] for node in best if node in rows]
 
-    def evidence(self, concept_id: UUID, limit: int = 100) -> list[Instance]:
+    def evidence(
+        self, concept_id: UUID, limit: int = 100, *, deadline: float | None = None, cancel: Cancel | None = None
+    ) -> list[Instance]:
         """Quotes that speak of a concept, by document and place."""
         self._only_own("has no evidence")
-        with self._pool.connection() as connection:
-            return documents.instances_of(connection, concept_id, limit)
+        return self._looked_up(
+            lambda connection: documents.instances_of(connection, concept_id, limit), deadline, cancel
+        )
 
     def passage(self, document: UUID, start: int, end: int) -> Passage | None:
         """A stretch of a document's text; None if there is no such document."""

@@ -1,6 +1,8 @@
 """The part of the graph's front that measures it: concepts, the vocabulary, maps, and artifacts that keep results."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from datetime import timedelta
 from typing import Any, TypeVar, cast
@@ -11,17 +13,20 @@ from psycopg import Connection
 
 from kappa.graph import merging
 from kappa.graph.access import Access
-from kappa.graph.config import MOST_MAPPED
-from kappa.graph.errors import BadQuestion, UnknownConcept
+from kappa.graph.config import MOST_MAPPED, TIMEOUT
+from kappa.graph.errors import BadQuestion, GraphBusy, QuestionStopped, UnknownConcept
 from kappa.graph.findings import Artifact, Measured, MeasuredType, Merge, NewArtifact
 from kappa.graph.ingest.embedding import Embedder
 from kappa.graph.ingest.match import type_text
 from kappa.graph.measures import clusters, pictures, projection
 from kappa.graph.measures import vocabulary as wording
-from kappa.graph.model import Concept, EnrichedPaths, Path, Paths, Polarity, Related, SearchAnswer
+from kappa.graph.model import Concept, EnrichedPaths, Path, Paths, Polarity, Related, SearchAnswer, Skipped
 from kappa.graph.query import grounding
+from kappa.graph.query.budget import Grant
+from kappa.graph.query.filters import WHY, Cancel, Limits
 from kappa.graph.query.grounding import Groundings
 from kappa.graph.query.reading import one_state
+from kappa.graph.query.server import Session, Stopped, session
 from kappa.graph.store import artifacts, clock, concepts, ontologies, vectors, vocabulary
 from kappa.graph.store.vectors import Kind
 from kappa.graph.store.vocabulary import Last
@@ -46,39 +51,62 @@ class Measuring(Access):
 
     # Concepts
 
-    def measured(self, concept_id: UUID) -> Measured:
+    def measured(
+        self, concept_id: UUID, *, deadline: float | None = None, cancel: Cancel | None = None
+    ) -> Measured:  # fmt: skip
         """How well a concept is founded, with the relations that count most."""
-        self._only_own("is not measured")
-        with self._pool.connection() as connection, one_state(connection):
-            node = concepts.numbers(connection, [concept_id]).get(concept_id)
+        with self._measuring(deadline, cancel) as session:
+            node = session.run(lambda connection: concepts.numbers(connection, [concept_id])).get(concept_id)
             if node is None:
                 raise UnknownConcept(f"there is no concept {concept_id}")
-            return grounding.explain(connection, node)
+            return grounding.explain(session, node)
 
-    def measures(self, ids: Sequence[UUID]) -> dict[UUID, Measured]:
+    def measures(
+        self, ids: Sequence[UUID], *, deadline: float | None = None, cancel: Cancel | None = None
+    ) -> dict[UUID, Measured]:
         """How well the first hundred of these concepts are founded, without reasons; none of what is no more."""
-        self._only_own("is not measured")
         wanted = list(dict.fromkeys(ids))[: grounding.AT_ONCE]
-        with self._pool.connection() as connection, one_state(connection):
-            nodes = {node: one for one, node in concepts.numbers(connection, wanted).items()}
-            return {nodes[node]: one for node, one in grounding.measure(connection, list(nodes)).items()}
+        with self._measuring(deadline, cancel) as session:
+            known = session.run(lambda connection: concepts.numbers(connection, wanted))
+            nodes = {node: one for one, node in known.items()}
+            return {nodes[node]: one for node, one in grounding.measure(session, list(nodes)).items()}
 
-    def with_measures(self, answer: A) -> A:
-        """The same answer, the first hundred of its concepts measured."""
-        measured = self._measuring([item.concept for item in answer.items])
-        return replace(answer, items=tuple(replace(item, concept=measured(item.concept)) for item in answer.items))
+    def with_measures(self, answer: A, *, deadline: float | None = None, cancel: Cancel | None = None) -> A:
+        """The same answer, the first hundred of its concepts measured; without measures where time runs out."""
+        known = self._measures_of([item.concept for item in answer.items], deadline, cancel)
+        if isinstance(known, Skipped):
+            return replace(answer, complete=False, skipped=(*answer.skipped, known))
+        items = (replace(item, concept=_measured(item.concept, known)) for item in answer.items)
+        return replace(answer, items=tuple(items))
 
-    def with_measured_paths(self, answer: P) -> P:
-        """The same answer, the first hundred of the concepts on its paths measured."""
-        measured = self._measuring([concept for path in answer.items for concept in path.concepts])
-        return replace(answer, items=tuple(Path(tuple(map(measured, p.concepts)), p.relations) for p in answer.items))
+    def with_measured_paths(self, answer: P, *, deadline: float | None = None, cancel: Cancel | None = None) -> P:
+        """The same answer, the first hundred of the concepts on its paths measured, as in `with_measures`."""
+        known = self._measures_of([concept for path in answer.items for concept in path.concepts], deadline, cancel)
+        if isinstance(known, Skipped):
+            return replace(answer, complete=False, skipped=(*answer.skipped, known))
+        paths = (Path(tuple(_measured(one, known) for one in path.concepts), path.relations) for path in answer.items)
+        return replace(answer, items=tuple(paths))
 
-    def _measuring(self, found: Sequence[Concept]) -> Callable[[Concept], Concept]:
-        self._only_own("is not measured")
+    def _measures_of(
+        self, found: Sequence[Concept], deadline: float | None, cancel: Cancel | None
+    ) -> dict[int, Measured] | Skipped:
         nodes = list(dict.fromkeys(concept.node for concept in found))[: grounding.AT_ONCE]
-        with self._pool.connection() as connection, one_state(connection):
-            known = grounding.measure(connection, nodes)
-        return lambda concept: replace(concept, measured=known.get(concept.node))
+        try:
+            with self._measuring(deadline, cancel) as session:
+                return grounding.measure(session, nodes)
+        except (QuestionStopped, GraphBusy) as error:
+            return Skipped("the measures", str(error))
+
+    @contextmanager
+    def _measuring(self, deadline: float | None, cancel: Cancel | None) -> Generator[Session]:
+        """One state of the graph, looked at until the deadline, whatever locks are held."""
+        self._only_own("is not measured")
+        limits = Limits(time.monotonic() + (deadline or TIMEOUT[1]), cancel or Cancel())
+        try:
+            with session(self._pool, limits, Grant(None)) as opened:
+                yield opened
+        except Stopped as stopped:
+            raise QuestionStopped(f"concepts were still measured when {WHY[stopped.stop]}") from None
 
     # The vocabulary
 
@@ -287,6 +315,10 @@ class Measuring(Access):
         self._only_own("keeps no artifacts")
         with self._pool.connection() as connection:
             return artifacts.data(connection, artifact_id)
+
+
+def _measured(concept: Concept, known: Mapping[int, Measured]) -> Concept:
+    return replace(concept, measured=known.get(concept.node))
 
 
 def _kind(connection: Connection[Row], model: str | None) -> Kind:

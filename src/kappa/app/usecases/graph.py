@@ -269,7 +269,7 @@ class KnowledgeGraph:
 
     async def measures(self, ids: Sequence[UUID]) -> dict[UUID, Measured]:
         """How well the first hundred of these concepts are founded; without those that are no more."""
-        return await self.read(lambda graph: graph.measures(ids)) if ids else {}
+        return await self._in_thread(lambda asking: asking.measures(ids), None, None, None) if ids else {}
 
     async def render(self, render: Callable[[], T]) -> T:
         """A list of any length as text, in a thread like everything that has no bound."""

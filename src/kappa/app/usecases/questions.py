@@ -18,6 +18,7 @@ from kappa.graph import (
     EnrichedPaths,
     Graph,
     Instance,
+    Measured,
     Neighbors,
     Order,
     Paths,
@@ -67,8 +68,7 @@ class Asking:
         if self.cancel.cancelled or time.monotonic() >= self._until:
             raise QuestionStopped("the deadline passed while concepts were looked up by their labels")
         only = ontologies[0] if ontologies and len(ontologies) == 1 else None
-        left = max(0.001, self._until - time.monotonic())
-        found = self._graph.concept_by_label(name, only, deadline=left, cancel=self.cancel)
+        found = self._graph.concept_by_label(name, only, **self._time())
         if ontologies:
             found = [one for one in found if one.ontology in ontologies]
         if not found:
@@ -83,11 +83,14 @@ class Asking:
     def shown(self, name: str, ontologies: Sequence[str] | None, evidence: int) -> tuple[Concept, list[Instance]]:
         """A concept with its measures, and quotes that speak of it."""
         known = as_id(name)
-        concept = self._graph.concept(known) if known else self._labelled(name, ontologies)
+        concept = self._graph.concept(known, **self._time()) if known else self._labelled(name, ontologies)
         if concept is None:
             raise UnknownConcept(f"there is no concept {name}")
-        concept = replace(concept, measured=self._graph.measured(concept.id))
-        return concept, self._graph.evidence(concept.id, evidence) if evidence else []
+        concept = replace(concept, measured=self._graph.measured(concept.id, **self._time()))
+        return concept, self._graph.evidence(concept.id, evidence, **self._time()) if evidence else []
+
+    def measures(self, ids: Sequence[UUID]) -> dict[UUID, Measured]:
+        return self._graph.measures(ids, **self._time())
 
     def neighbors(self, seeds: Sequence[str], walk: Walk, *, max_hops: int, order: Order, limit: int) -> Neighbors:
         nodes = self._concepts(seeds, walk)
@@ -96,7 +99,7 @@ class Asking:
     def related(self, concept: str, walk: Walk, *, max_hops: int, limit: int, measures: bool = False) -> Related:
         node = self.concept(concept, walk.where)
         found = self._graph.related(node, max_hops, limit=limit, **self._terms(walk))
-        return self._graph.with_measures(found) if measures else found
+        return self._graph.with_measures(found, **self._time()) if measures else found
 
     def subgraph(self, seeds: Sequence[str], walk: Walk, *, max_hops: int, limit: int) -> Subgraph:
         nodes = self._concepts(seeds, walk)
@@ -109,7 +112,7 @@ class Asking:
     def paths(self, start: str, goal: str, walk: Walk, *, max_hops: int, count: int, measures: bool = False) -> Paths:
         first, last = self._concepts([start, goal], walk)
         found = self._graph.paths(first, last, max_hops, count, **self._terms(walk))
-        return self._graph.with_measured_paths(found) if measures else found
+        return self._graph.with_measured_paths(found, **self._time()) if measures else found
 
     def enriched_path(
         self, start: str, goal: str, walk: Walk, *, max_hops: int, count: int, around_hops: int, around_limit: int,
@@ -119,7 +122,7 @@ class Asking:
         found = self._graph.enriched_path(
             first, last, max_hops, count, around_hops=around_hops, around_limit=around_limit, **self._terms(walk)
         )
-        return self._graph.with_measured_paths(found) if measures else found
+        return self._graph.with_measured_paths(found, **self._time()) if measures else found
 
     def polarity(
         self, positive: str, negative: str, walk: Walk, *, candidates: Sequence[str] | None, max_hops: int, limit: int
@@ -148,7 +151,7 @@ class Asking:
             text, vector=vector, model=model, like=alike, where=where, limit=limit, min_similarity=min_similarity,
             **self._limits(),
         )  # fmt: skip
-        return self._graph.with_measures(found) if measures else found
+        return self._graph.with_measures(found, **self._time()) if measures else found
 
     def _concepts(self, names: Sequence[str], walk: Walk) -> list[UUID]:
         return [self.concept(name, walk.where) for name in names]
@@ -159,5 +162,7 @@ class Asking:
         }  # fmt: skip
 
     def _limits(self) -> dict[str, Any]:
-        left = max(0.001, self._until - time.monotonic())
-        return {"deadline": left, "min_epoch": self._min_epoch, "cancel": self.cancel}
+        return {"min_epoch": self._min_epoch, **self._time()}
+
+    def _time(self) -> dict[str, Any]:
+        return {"deadline": max(0.001, self._until - time.monotonic()), "cancel": self.cancel}

@@ -15,6 +15,7 @@ from psycopg import Connection
 
 from kappa.graph.findings import Confidence, Grounding, Measured, Reason
 from kappa.graph.query import stance
+from kappa.graph.query.server import Session
 from kappa.graph.store import measures
 from kappa.graph.store.measures import Counts
 from kappa.pg.queries import Row
@@ -68,15 +69,15 @@ class Groundings:
         return {node: self._known[node] for node in wanted}
 
 
-def measure(connection: Connection[Row], nodes: Sequence[int]) -> dict[int, Measured]:
+def measure(session: Session, nodes: Sequence[int]) -> dict[int, Measured]:
     """Of many concepts, without reasons."""
-    return _measure(connection, nodes, stances(connection))
+    return _measure(session, nodes, session.run(stances))
 
 
-def explain(connection: Connection[Row], node: int) -> Measured:
+def explain(session: Session, node: int) -> Measured:
     """Of one concept, with the relations that count most."""
-    known = stances(connection)
-    found = _measure(connection, [node], known)[node]
+    known = session.run(stances)
+    found = _measure(session, [node], known)[node]
     sided = {number: one.value for number, one in known.items() if one.value}
     if not found.grounding.supports + found.grounding.contradictions:
         return found
@@ -86,17 +87,16 @@ def explain(connection: Connection[Row], node: int) -> Measured:
             known[strong.type].value, "embedding" if known[strong.type].measured else "words",
             known[strong.type].value * strong.confidence / 100 * strong.documents,
         )
-        for strong in measures.strongest(connection, node, sided, REASONS)
+        for strong in session.run(lambda connection: measures.strongest(connection, node, sided, REASONS))
     )  # fmt: skip
     return Measured(found.grounding, found.confidence, reasons)
 
 
-def _measure(connection: Connection[Row], nodes: Sequence[int], known: Mapping[int, Stance]) -> dict[int, Measured]:
-    grounded = _groundings(connection, nodes, known)
-    return {
-        node: Measured(grounded[node], confidence(counts))
-        for node, counts in measures.counts(connection, nodes).items()
-    }
+def _measure(session: Session, nodes: Sequence[int], known: Mapping[int, Stance]) -> dict[int, Measured]:
+    # Each statement by itself: the server is told before each how much time is left.
+    grounded = session.run(lambda connection: _groundings(connection, nodes, known))
+    counted = session.run(lambda connection: measures.counts(connection, nodes))
+    return {node: Measured(grounded[node], confidence(counts)) for node, counts in counted.items()}
 
 
 def _groundings(connection: Connection[Row], nodes: Sequence[int], known: Mapping[int, Stance]) -> dict[int, Grounding]:

@@ -16,11 +16,17 @@ from benchmarks.graph_parts import cypher, data
 from benchmarks.graph_parts.age import age_settings
 from benchmarks.graph_parts.contest import Disagreement, contest, ratio
 from benchmarks.graph_parts.limit import Limit
+from benchmarks.graph_parts.parallel import EACH, asked_by
 from benchmarks.report import Report
 from kappa.graph.query.kernel import NumpyKernel
 from kappa.graph.query.snapshot import build
 
 ROOT = Path(__file__).parents[1]
+
+
+def test_each_of_a_crowd_asks_as_many_questions_as_are_counted() -> None:
+    for number in range(24):
+        assert len(asked_by(number, [1, 2, 3, 4, 5])) == EACH
 
 
 @pytest.mark.timeout(300)  # seconds of work, but of processes that may have to share their cores with many others

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
+from itertools import cycle, islice
 from multiprocessing.connection import Connection
 
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
@@ -19,9 +20,11 @@ from benchmarks.report import Report, console
 from kappa.graph import Budget, Graph, GraphConfig
 
 WORKERS = (1, 4, 8)
-DELAYS = (0.0, 5.0, 20.0)
+DELAYS = (0.0, 1.0, 5.0, 20.0)
 """Milliseconds one way."""
 CROWD = 8
+EACH = 3
+"""Questions that each of the crowd asks."""
 
 
 async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, delay: float) -> None:
@@ -95,6 +98,11 @@ def _seconds(graph: Graph, seed: int) -> float:
     return time.perf_counter() - began
 
 
+def asked_by(number: int, seeds: list[int]) -> list[int]:
+    """Seeds of one of the crowd, who begins where its number says."""
+    return list(islice(cycle(seeds), number, number + EACH))
+
+
 def _adaptive(report: Report, url: str, seeds: list[int], chunk: int) -> None:
     """Workers that a question has: alone, and as one of eight."""
     budget = Budget(8)
@@ -109,7 +117,7 @@ def _adaptive(report: Report, url: str, seeds: list[int], chunk: int) -> None:
                     busy.append(budget.use.busy)
 
             def ask(number: int) -> None:
-                for seed in seeds[number % len(seeds) :][:3]:
+                for seed in asked_by(number, seeds):
                     _seconds(graph, seed)
 
             watching = threading.Thread(target=sample)
@@ -123,6 +131,6 @@ def _adaptive(report: Report, url: str, seeds: list[int], chunk: int) -> None:
             over.set()
             watching.join()
             report.figure(f"{crowd} at once, 1 ms away: workers of all, at most", max(busy))
-            report.figure(f"{crowd} at once, 1 ms away: questions/s", 3 * crowd / seconds)
+            report.figure(f"{crowd} at once, 1 ms away: questions/s", EACH * crowd / seconds)
     finally:
         graph.close()

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from kappa.app.api import graph_schemas as views
 from kappa.app.api.json_pieces import ROWS, pieces, render, render_list
 from kappa.app.usecases.questions import Asking
-from kappa.graph import Answer
+from kappa.graph import Answer, QuestionStopped
 from kappa.graph import model as graph
 from kappa.graph.findings import Confidence, Grounding, Measured
 from tests.app.conftest import Site
@@ -99,6 +99,27 @@ async def test_answers_are_written_by_one_thread_at_a_time(site: Site) -> None:
     free.set()
     await asyncio.gather(*crowd)
     assert most == 1
+
+
+async def test_nobody_waits_beyond_the_deadline_for_a_turn_to_write(site: Site) -> None:
+    busy, free = threading.Event(), threading.Event()
+
+    def hold(_: Answer) -> None:
+        busy.set()
+        assert free.wait(2 * PATIENCE)
+
+    graph = site.services.graph
+    graph.here()._desk.timeout = 1.0  # of lists, which say none
+    holder = asyncio.create_task(graph.ask("neighbors", lambda _: NOTHING, hold))
+    await becomes(busy.is_set)
+    try:
+        for late in (graph.ask("neighbors", lambda _: NOTHING, repr, deadline=1.0), graph.render(lambda: "a list")):
+            with pytest.raises(QuestionStopped, match="still waited to be written when the deadline passed"):
+                await asyncio.wait_for(late, PATIENCE)
+    finally:
+        free.set()
+    await holder
+    assert await graph.render(lambda: "a list") == "a list"
 
 
 async def test_an_answer_that_nobody_waits_for_is_not_written(site: Site) -> None:

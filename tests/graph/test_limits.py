@@ -15,8 +15,8 @@ from kappa.graph import Budget, Cancel, Graph, GraphBusy, GraphConfig, GraphFail
 from kappa.graph.config import from_environment
 from kappa.graph.errors import BadQuestion, EpochNotReached, QuestionStopped
 from kappa.graph.query.backend import SqlBackend, Way
-from kappa.graph.query.budget import Gate
 from kappa.graph.query.filters import Limits
+from kappa.graph.query.gate import Gate
 from kappa.graph.store.adjacency import Allowed, Ints
 from kappa.pg import Bounds
 from kappa.pg.queries import Row

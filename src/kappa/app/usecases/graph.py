@@ -8,11 +8,10 @@ of its own.
 
 import asyncio
 import logging
-import threading
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
@@ -51,6 +50,7 @@ from kappa.graph.errors import (
     UnknownRelationType,
 )
 from kappa.graph.identity import concept_key
+from kappa.graph.query.gate import Gate
 from kappa.pg import Database, Pool, PoolUse
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ class KnowledgeGraph:
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="kappa graph question")
         self._others = ThreadPoolExecutor(OTHERS, thread_name_prefix="kappa graph other")
         # One at a time: rendering holds the interpreter, and the event loop waits for as many turns as threads want it.
-        self._rendering = threading.Lock()
+        self._rendering = Gate(1)
         self._under_way: set[Asking] = set()
 
     # Asking
@@ -158,7 +158,7 @@ class KnowledgeGraph:
 
         def answered(asking: "Asking") -> tuple[bool, T]:
             answer = act(asking)
-            with self._rendering:
+            with self._turn_to_render(asking.left):
                 if asking.cancel.cancelled:
                     raise QuestionStopped("the question was cancelled")
                 return answer.complete, render(answer)
@@ -274,11 +274,20 @@ class KnowledgeGraph:
     async def render(self, render: Callable[[], T]) -> T:
         """A list of any length as text, in a thread like everything that has no bound."""
 
-        def act(_: "Graph") -> T:
-            with self._rendering:
+        def act(graph: "Graph") -> T:
+            with self._turn_to_render(graph.timeout):
                 return render()
 
         return await self.other(act)
+
+    @contextmanager
+    def _turn_to_render(self, seconds: float) -> Generator[None]:
+        if not self._rendering.enter(seconds):
+            raise QuestionStopped("the answer still waited to be written when the deadline passed")
+        try:
+            yield
+        finally:
+            self._rendering.leave()
 
     async def read(self, act: "Callable[[Graph], T]") -> T:
         """Something short that the graph is asked, in a thread of questions."""

@@ -44,6 +44,11 @@ class Asking:
         self._until = time.monotonic() + seconds
         self._min_epoch = min_epoch
 
+    @property
+    def left(self) -> float:
+        """Seconds until its deadline."""
+        return max(0.001, self._until - time.monotonic())
+
     def begin(self) -> None:
         """From here on a thread has it. An epoch that nobody has written yet is refused, not waited for."""
         self.begun = True
@@ -165,4 +170,4 @@ class Asking:
         return {"min_epoch": self._min_epoch, **self._time()}
 
     def _time(self) -> dict[str, Any]:
-        return {"deadline": max(0.001, self._until - time.monotonic()), "cancel": self.cancel}
+        return {"deadline": self.left, "cancel": self.cancel}

@@ -200,3 +200,24 @@ def test_a_graph_is_closed_although_somebody_keeps_its_embeddings_waiting(
         closing.start()
         closing.join(PATIENCE)
         assert not closing.is_alive()
+
+
+def test_embeddings_that_can_not_be_brought_into_memory_are_read_through(
+    graph: Graph, url: str, connection: Session, gate: Hold
+) -> None:
+    ids = write(graph, CHAIN)
+    graph.set_embeddings("m", {ids["a"]: [1, 0], ids["b"]: [0, 1]})
+    reading = gate(VectorKeeper, "_build")
+    with (
+        Graph(url, GraphConfig(patience=PATIENCE), budget=Budget()).open(listen=False) as other,
+        ThreadPoolExecutor(1) as asking,
+    ):
+        answer = asking.submit(other.search, vector=[1, 0], model="m", deadline=2 * PATIENCE)
+        reading.wait()
+        connection.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database()"
+            " AND state = 'idle in transaction' AND query LIKE 'BEGIN%'"
+        )
+        reading.open()
+        found = answer.result(PATIENCE)
+    assert (labels(found), found.complete, found.served_by) == (["a", "b"], True, "sql")

@@ -7,6 +7,7 @@ which on they are seen; questions say up to which epoch their answer is true.
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, Self, TypeVar
 from uuid import UUID
@@ -131,12 +132,13 @@ class Graph(Measuring):
 
     def close(self) -> None:
         self._is_open = False
-        if self._keeper is not None:
-            self._keeper.stop()
-        if self._vectors is not None:
-            self._vectors.stop()
-        if self._own_pool:
-            self._pool.close()
+        with ExitStack() as parts:  # whatever one of them raises, the others are closed
+            if self._own_pool:
+                parts.callback(self._pool.close)
+            if self._vectors is not None:
+                parts.callback(self._vectors.stop)
+            if self._keeper is not None:
+                parts.callback(self._keeper.stop)
 
     def __enter__(self) -> Self:
         return self if self._is_open else self.open()

@@ -22,7 +22,7 @@ from kappa.graph.model import SnapshotStatus
 from kappa.graph.query import reading
 from kappa.graph.query.filters import Cancel, Limits
 from kappa.graph.query.kernel import Kernel
-from kappa.graph.query.server import CANCEL_WITHIN, cancellable
+from kappa.graph.query.server import cancellable, stop_threads
 from kappa.graph.query.snapshot import Delta, Snapshot, apply, compact
 from kappa.graph.schema import CHANNEL
 from kappa.graph.store import clock
@@ -108,17 +108,16 @@ class Keeper:
         if self._thread is not None and self._loop is not None and self._stop is not None:
             with suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._stop.set)
-        self._closing.cancel()
-        for thread in (self._thread, self._catching_up):
-            while thread is not None and thread.is_alive():
-                thread.join(CANCEL_WITHIN)
-                self._closing.cancel()  # it may have begun another statement
-        if self._compacting is not None:
-            self._compacting.join()
-        self._thread, self._closing = None, Cancel()
+        running = (self._thread, self._catching_up, self._compacting)
+        try:
+            stop_threads([thread for thread in running if thread is not None], self._closing)
+        finally:
+            self._thread, self._closing = None, Cancel()
 
     async def _run(self, started: threading.Event) -> None:
-        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
+        # Its own, should it be left behind and another one begin.
+        stop = asyncio.Event()
+        self._loop, self._stop = asyncio.get_running_loop(), stop
         wake = asyncio.Event()
         wake.set()
 
@@ -133,16 +132,16 @@ class Keeper:
                     self._hear(int(event.payload))
                 wake.set()
 
-        hearing, stopping = asyncio.create_task(hear()), asyncio.create_task(self._stop.wait())
+        hearing, stopping = asyncio.create_task(hear()), asyncio.create_task(stop.wait())
         started.set()
-        while not self._stop.is_set():
+        while not stop.is_set():
             waking = asyncio.create_task(wake.wait())
             await asyncio.wait(
                 {waking, stopping}, timeout=self._config.poll.total_seconds(), return_when=asyncio.FIRST_COMPLETED
             )
             waking.cancel()
             wake.clear()
-            if not self._stop.is_set():
+            if not stop.is_set():
                 await asyncio.to_thread(self._run_once)
         hearing.cancel()
         with suppress(asyncio.CancelledError):
@@ -245,7 +244,9 @@ class Keeper:
             return
         if graph.changed_edges > max(LEAST_TO_COMPACT, self._config.compact_at * 2 * graph.edges):
             self._behind = []
-            self._compacting = threading.Thread(target=self._compact, args=(graph,), name="kappa graph compaction")
+            self._compacting = threading.Thread(
+                target=self._compact, args=(graph,), name="kappa graph compaction", daemon=True
+            )
             self._compacting.start()
         elif graph.nbytes > self._config.snapshot_bytes:
             self._give_up()

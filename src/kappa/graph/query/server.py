@@ -5,6 +5,9 @@ take over its snapshot. Before each statement the server is told how much time i
 told to stop.
 """
 
+import logging
+import threading
+import time
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
@@ -20,12 +23,16 @@ from kappa.graph.query.filters import OUT_OF_TIME, Cancel, Limits
 from kappa.pg import Pool, PoolExhausted, PoolUnreachable
 from kappa.pg.queries import Row
 
+log = logging.getLogger(__name__)
+
 T = TypeVar("T")
 
 _threads = ThreadPoolExecutor(max_workers=32, thread_name_prefix="kappa graph worker")
 """Threads of all questions; how many work at once is the budget's to say."""
 
 CANCEL_WITHIN = 2.0
+STOP_WITHIN = 10.0
+"""Seconds after which nobody waits any longer for threads whose statements can't be ended."""
 HELP_WITHIN = 0.5
 """Seconds in which a worker must have its connection; later it would hold up more than it helps."""
 
@@ -133,12 +140,33 @@ def _finish(helping: Sequence[Future[None]]) -> None:
 @contextmanager
 def cancellable(connection: Connection[Row], cancel: Cancel) -> Generator[None]:
     """Whoever cancels ends the statement that runs on the connection."""
+
+    def end() -> None:
+        try:
+            connection.cancel_safe(timeout=CANCEL_WITHIN)
+        except psycopg.Error as error:
+            # A server that doesn't answer: whoever cancels has other statements to end, and things to close.
+            log.warning("a statement could not be cancelled: %s", " ".join(str(error).split()))
+
     key = object()
-    cancel.watch(key, lambda: connection.cancel_safe(timeout=CANCEL_WITHIN))
+    cancel.watch(key, end)
     try:
         yield
     finally:
         cancel.unwatch(key)
+
+
+def stop_threads(threads: Sequence[threading.Thread], cancel: Cancel) -> None:
+    """End what they run, also a statement that waits for somebody; those that don't end are left to themselves."""
+    until = time.monotonic() + STOP_WITHIN
+    cancel.cancel()
+    for thread in threads:
+        thread.join(CANCEL_WITHIN)
+        while thread.is_alive() and time.monotonic() < until:
+            cancel.cancel()  # it may have begun another statement
+            thread.join(CANCEL_WITHIN)
+        if thread.is_alive():
+            log.warning("the thread %r waits for a server that doesn't answer, and is left behind", thread.name)
 
 
 def timed(connection: Connection[Row], limits: Limits, act: Callable[[Connection[Row]], T]) -> T:

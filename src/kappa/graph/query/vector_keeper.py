@@ -21,7 +21,7 @@ from kappa.graph.query import vectors
 from kappa.graph.query.budget import Grant
 from kappa.graph.query.filters import OUT_OF_TIME, Cancel, Limits
 from kappa.graph.query.reading import one_state
-from kappa.graph.query.server import CANCEL_WITHIN, Stopped, cancellable, session
+from kappa.graph.query.server import Stopped, cancellable, session, stop_threads
 from kappa.graph.query.vectors import Builder, Matrix, block_rows, row_bytes
 from kappa.graph.store import clock
 from kappa.graph.store import vectors as stored
@@ -84,13 +84,9 @@ class VectorKeeper:
     def stop(self) -> None:
         """End what is being read, and keep nothing any more."""
         with self._changed:
-            self._closing.cancel()
             reading = [kept.reading for kept in self._kept.values() if kept.reading is not None]
             self._kept.clear()
-        for thread in reading:
-            while thread.is_alive():
-                thread.join(CANCEL_WITHIN)
-                self._closing.cancel()  # it may have begun another statement
+        stop_threads(reading, self._closing)
 
     def at_least(self, kind: Kind, epoch: int, limits: Limits) -> Matrix | None:
         """The vectors at this epoch or a later one; None if they are not kept, for want of room, or not there soon."""
@@ -111,6 +107,9 @@ class VectorKeeper:
         except (Stopped, GraphBusy, PoolUnreachable):
             if stop := limits.stop():
                 raise Stopped(stop) from None
+        except GraphFailed as error:
+            # Whoever reads them through has no such trouble, or says which.
+            log.warning("embeddings are not kept: %s", error)
         return None
 
     def _present(self, kind: Kind, limits: Limits) -> _Kept:

@@ -140,6 +140,36 @@ async def test_a_script_of_this_site_says_that_it_sends_json(site: Site) -> None
     assert (await client.post("/jobs", json={"kind": "self_test"}, headers=headers)).status_code == 201
 
 
+def optional_bodies() -> list[str]:
+    document = application.api().openapi()
+    return [
+        f"{method.upper()} {path}"
+        for path, methods in document["paths"].items()
+        for method, operation in methods.items()
+        if "requestBody" in operation and not operation["requestBody"].get("required")
+    ]
+
+
+@pytest.mark.parametrize("origin", [{}, {"Origin": "https://elsewhere.test"}])
+async def test_a_script_of_this_site_may_leave_out_a_body_that_is_optional(site: Site, origin: dict[str, str]) -> None:
+    await person(site, "ada", "platform_admin")
+    client = await browser(site)
+    csrf = {"X-CSRF-Token": (await sign_in(client)).json()["csrf_token"]}
+    same = {"Origin": "http://kappa.test", "Sec-Fetch-Site": "same-origin"}
+    job = (await client.post("/jobs", json={"kind": "self_test", "delay": 1000}, headers={**same, **csrf})).json()["id"]
+    routes = optional_bodies()
+    assert len(routes) >= 4
+    for route in routes:
+        method, path = route.split(" ")
+        path = re.sub(r"{(\w+)}", lambda found: SOMETHING[found[1]], path).replace(SOMETHING["job_id"], str(job))
+        assert (await client.request(method, path, headers={**same, **origin})).status_code == 403, "no CSRF token"
+        form = {**same, **csrf, **typed(FORM)}
+        assert (await client.request(method, path, content=b"{}", headers=form)).status_code == 403, "a form"
+        answer = await client.request(method, path, headers={**same, **csrf})
+        assert answer.status_code in (200, 404, 409), (route, answer.text)
+    assert (await client.get(f"/jobs/{job}")).json()["state"] == "cancelled"
+
+
 async def test_with_a_token_a_script_of_any_site_may_say_nothing_of_the_type(site: Site) -> None:
     client = await site.client("contributor")
     headers = {"Origin": "https://elsewhere.test", "Content-Type": "text/plain"}

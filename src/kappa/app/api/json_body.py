@@ -2,7 +2,8 @@
 
 The type is a defence in one case: a form, or a script, of another site can have a browser send a body, with the
 visitor's cookies, but not as JSON unless the server allows it beforehand. So a browser that shows no token must say
-that it sends JSON. Cookies need the CSRF token besides, see `routing`; signing in has only this.
+that it sends JSON, unless it sends nothing where nothing is needed. Cookies need the CSRF token besides, see `routing`;
+signing in has only this.
 """
 
 import json
@@ -28,7 +29,11 @@ class JsonRoute(APIRoute):
         if self.body_field is None:
             return handle
 
+        is_optional = not self.body_field.field_info.is_required()
+
         async def read(request: Request) -> Response:
+            if is_optional and _has_no_body(request):
+                return await handle(request)
             kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
             if not _is_json(kind):
                 if _may_be_another_site(request):
@@ -60,6 +65,11 @@ class _JsonRequest(Request):
         except ValueError:
             what = "the body has a number with too many digits"
         raise HTTPException(400, what)
+
+
+def _has_no_body(request: Request) -> bool:
+    headers = request.headers
+    return "transfer-encoding" not in headers and headers.get("content-length", "0") == "0"
 
 
 def _is_json(kind: str) -> bool:

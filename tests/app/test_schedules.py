@@ -1,5 +1,6 @@
 """Schedules through every door: API, command line, agents, pages."""
 
+import asyncio
 import json
 import re
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ import pytest
 from kappa.app.permissions import Permission
 from kappa.engine.schedule import next_due
 from tests.app.conftest import KAPPA, Site, Up
+from tests.app.patience import blocked
 from tests.app.person import Person, served
 from tests.app.test_api_middleware import check_problem
 from tests.app.test_mcp import agent, call, refusal
@@ -242,6 +244,21 @@ async def test_a_schedule_of_a_kind_that_asks_for_approval_needs_somebody_who_ma
         run = (await client.post("/schedules/sweep/run")).raise_for_status().json()["id"]
         states.append((await operator.get(f"/jobs/{run}")).json()["state"])
     assert states == ["awaiting_approval", "queued"], "one approval is not one for every time"
+
+
+async def test_an_edit_is_of_the_kind_that_the_schedule_has_by_then(
+    site: Site, operator: httpx2.AsyncClient, url: str, connection: Connection
+) -> None:
+    await made(operator)
+    narrow = await with_only(site, Permission.SCHEDULES_MANAGE, Permission.JOBS_ENQUEUE)
+    with psycopg.connect(url) as other:
+        other.execute("UPDATE kappa.schedules SET kind = 'artifact_cleanup' WHERE name = 'nightly'")
+        editing = asyncio.create_task(narrow.patch("/schedules/nightly", json={"payload": {}}))
+        await blocked(connection, 1)
+        other.commit()
+        answer = await editing
+    assert (answer.status_code, "jobs:approve" in check_problem(answer)["detail"]) == (403, True)
+    assert (await operator.get("/schedules/nightly")).json()["payload"] == NIGHTLY["payload"]
 
 
 async def test_a_schedule_that_was_written_by_hand_does_not_hide_the_others(

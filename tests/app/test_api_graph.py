@@ -36,6 +36,11 @@ def labels(items: list[dict[str, Any]]) -> list[str]:
     return [item["concept"]["label"] for item in items]
 
 
+async def test_what_a_body_lacks_is_said_without_a_word_of_the_library(operator: httpx2.AsyncClient) -> None:
+    said = await refused(operator, "/query/enriched-path", {}, 422, "not_understood")
+    assert said.startswith("body: start is missing: ")
+
+
 async def test_neighbours_are_found_with_their_hops_and_cut_by_the_order(
     site: Site, operator: httpx2.AsyncClient
 ) -> None:

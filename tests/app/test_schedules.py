@@ -1,6 +1,7 @@
 """Schedules through every door: API, command line, agents, pages."""
 
 import asyncio
+import html
 import json
 import re
 from collections.abc import Iterator
@@ -316,7 +317,10 @@ def test_somebody_makes_edits_runs_and_deletes_a_schedule_in_a_terminal(shared: 
 def test_what_is_typed_wrong_about_a_schedule_is_one_line(shared: Up) -> None:
     kg = Person(shared.home)
     add = ("schedule", "add", "wrong")
-    assert "it has five fields" in kg.refused(1, *add, "daily", "self_test")
+    said = kg.refused(1, *add, "daily", "self_test")
+    assert "it has five fields" in said
+    assert "six, which begin with the second" in said
+    assert kg.refused(1, "schedule", "show", "a/b") == "there is nothing at /schedules/a/b"
     assert "Europe/Berlin" in kg.refused(1, *add, "0 3 * * *", "self_test", "--timezone", "Berlin")
     assert "is in no lane" in kg.refused(1, *add, "0 3 * * *", "mystery")
     assert "steps" in kg.refused(1, *add, "0 3 * * *", "self_test", "--payload", '{"steps": "many"}')
@@ -398,6 +402,30 @@ async def test_a_form_that_is_wrong_says_why_and_keeps_what_was_typed(
             assert (answer.status_code, says in fault(answer)) == (422, True), (path, field, fault(answer))
             assert typed.replace('"', "&#34;") in answer.text
     assert (await operator.get("/schedules/nightly")).json() == before
+
+
+def shown(page: httpx2.Response) -> str:
+    """What a browser sends back of the form as it was."""
+    found = re.search(r'name="shown" value="([^"]*)"', page.text)
+    assert found is not None
+    return html.unescape(found[1])
+
+
+async def test_a_form_changes_what_was_changed_in_it_and_no_more(
+    admin: Browser, operator: httpx2.AsyncClient, connection: Connection
+) -> None:
+    await made(operator)
+    connection.execute("UPDATE kappa.schedules SET payload = '{\"steps\": true}' WHERE name = 'nightly'")
+    was = shown(await admin.get("/ui/schedules/nightly"))
+    await operator.patch("/schedules/nightly", json={"cron": "0 4 * * *", "priority": 7})
+    typed = FORM | {"payload": '{"steps": 1}', "missed": "skip", "shown": was}
+    wrong = await admin.post("/ui/schedules/nightly", **typed | {"kind": "mystery"})
+    assert (wrong.status_code, shown(wrong)) == (422, was)
+    assert (await admin.post("/ui/schedules/nightly", **typed)).status_code == 303
+    found = (await operator.get("/schedules/nightly")).json()
+    assert (found["cron"], found["priority"], found["missed"]) == ("0 4 * * *", 7, "skip")
+    assert found["payload"]["steps"] is not True
+    assert found["payload"]["steps"] == 1
 
 
 async def test_an_error_of_a_schedule_is_on_its_pages(

@@ -14,7 +14,10 @@ COLUMNS = ("cron", "timezone", "kind", "payload", "priority", "enabled", "missed
 """What of a schedule can be changed."""
 PREVIEWED = timedelta(days=3653)
 """How far ahead a preview looks: to find the times of an expression that is rarely due takes long."""
-FIELDS = "it has five fields: minute, hour, day of month, month, weekday, as in '30 2 * * 1-5'"
+FIELDS = (
+    "it has five fields: minute, hour, day of month, month, weekday, as in '30 2 * * 1-5'; or six, which begin with "
+    "the second"
+)
 
 
 def due_times(cron: str, timezone: str, after: datetime) -> Iterator[datetime]:

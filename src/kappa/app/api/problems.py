@@ -97,6 +97,8 @@ TITLES = {
 }
 
 
+LONGEST_PATH = 200
+"""Characters of a path that are told back."""
 UNSAID = {
     "database_unavailable": "the database is not available now",
     "graph_busy": "every graph worker is busy: try again",
@@ -223,7 +225,10 @@ def _http(request: Request, error: Exception, routes: Sequence[BaseRoute]) -> JS
     headers = dict(error.headers) if error.headers else {}
     if error.status_code == 405:
         headers["Allow"] = _allowed(request, routes)
-    return response(error.status_code, code, str(error.detail), request_id=_id(request), headers=headers)
+    detail = str(error.detail)
+    if error.status_code == 404:
+        detail = f"there is nothing at {request.url.path[:LONGEST_PATH]}"
+    return response(error.status_code, code, detail, request_id=_id(request), headers=headers)
 
 
 def _allowed(request: Request, routes: Sequence[BaseRoute]) -> str:

@@ -71,7 +71,8 @@ def add(
         str,
         typer.Argument(
             metavar="CRON",
-            help="When: minute, hour, day of month, month, weekday, as in '30 2 * * 1-5'.",
+            help="When: minute, hour, day of month, month, weekday, as in '30 2 * * 1-5'; six fields begin with"
+            " the second.",
             show_default=False,
         ),
     ],

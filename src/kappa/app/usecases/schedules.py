@@ -84,6 +84,7 @@ class Schedules:
             if changes != {"enabled": False}:
                 # Of the row that is locked now, whatever others have changed meanwhile.
                 self._require(who, edited.kind)
+                check_priority(who, edited.priority)
                 await submission.check(connection, who, edited.kind, edited.payload)
             await audit.record(connection, who, "schedule.edit", name, **changes)
         return self._now(edited)

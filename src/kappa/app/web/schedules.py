@@ -4,7 +4,7 @@ import json
 from dataclasses import replace
 from datetime import UTC
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from starlette.responses import Response
 
@@ -14,7 +14,7 @@ from kappa.app.permissions import Permission
 from kappa.app.usecases import submission
 from kappa.app.usecases.schedules import ScheduleNow
 from kappa.app.web.pages import Pages, Visit, listed
-from kappa.engine import ScheduleNotFound
+from kappa.engine import Schedule, ScheduleNotFound
 from kappa.pg import KappaError
 
 pages = Pages()
@@ -51,8 +51,9 @@ async def edit(visit: Visit) -> Response:
     name = _name(visit)
     try:
         wanted = visit.understood(EditSchedule, _fields(visit)).changes() | {"payload": visit.json("payload")}
-        now = (await visit.services.schedules.show(name)).schedule
-        changes = {key: value for key, value in wanted.items() if getattr(now, key) != value}
+        # What others have changed since the form was shown stays as they left it.
+        shown = _shown(visit) or _values((await visit.services.schedules.show(name)).schedule)
+        changes = {key: value for key, value in wanted.items() if _text(shown.get(key)) != _text(value)}
         if changes:
             await visit.services.schedules.edit(visit.who, name, changes)
     except ScheduleNotFound:
@@ -99,6 +100,21 @@ def _fields(visit: Visit) -> dict[str, Any]:
     return fields
 
 
+def _values(schedule: Schedule) -> dict[str, Any]:
+    return {name: getattr(schedule, name) for name in FIELDS}
+
+
+def _text(value: Any) -> str:
+    """As JSON, in which 1 is not true."""
+    return json.dumps(value, sort_keys=True)
+
+
+def _shown(visit: Visit) -> dict[str, Any] | None:
+    """The schedule as it was when the form was shown; None if the form doesn't say."""
+    shown = visit.json("shown")
+    return cast("dict[str, Any]", shown) if isinstance(shown, dict) else None
+
+
 async def _kinds(visit: Visit) -> list[str]:
     """The kinds that a schedule of this visitor may have."""
     if not _may_make(visit):
@@ -121,13 +137,15 @@ async def _list(visit: Visit, fault: str = "") -> Response:
 async def _one(visit: Visit, fault: str = "") -> Response:
     found: ScheduleNow = await visit.services.schedules.show(_name(visit))
     row = found.schedule
-    values: dict[str, Any] = {name: getattr(row, name) for name in FIELDS}
+    values = _values(row)
+    shown = _shown(visit) if fault else None
+    shown = json.dumps(shown or values, ensure_ascii=False)
     values["payload"] = json.dumps(row.payload, ensure_ascii=False, indent=2)
     if fault:
         values = {name: visit.word(name) for name in FIELDS}
     return visit.page(
-        "schedule.html", 422 if fault else 200, one=found, values=values, fault=fault, kinds=await _kinds(visit),
-        may_make=_may_make(visit) and submission.may_submit(visit.who, row.kind),
+        "schedule.html", 422 if fault else 200, one=found, values=values, shown=shown, fault=fault,
+        kinds=await _kinds(visit), may_make=_may_make(visit) and submission.may_submit(visit.who, row.kind),
         times=[at.astimezone(UTC) for at in found.next_times],
     )  # fmt: skip
 

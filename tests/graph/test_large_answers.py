@@ -53,11 +53,12 @@ def test_a_large_answer_waits_for_its_turn_and_a_small_one_does_not(
     assert budget.builders.use == (0, 1, 0)
 
 
+@pytest.mark.usefixtures("time_for_rows")
 def test_who_has_no_turn_by_the_deadline_answers_without_the_rows(
     graph: Graph, budget: Budget, star: dict[str, UUID]
 ) -> None:
     assert budget.builders.enter(0)
-    answer = graph.neighbors([star["hub"]], 2, limit=LEAVES, deadline=1)
+    answer = graph.neighbors([star["hub"]], 2, limit=LEAVES, deadline=6)
     budget.builders.leave()
     assert (answer.complete, answer.items, answer.found) == (False, (), LEAVES)
     assert [one.what for one in answer.skipped] == [f"the rows of {LEAVES} concepts"]

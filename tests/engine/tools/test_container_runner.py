@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -504,3 +505,19 @@ def test_who_has_no_engine_does_not_load_the_library() -> None:
     with Script(source, env={"DOCKER_HOST": "", "XDG_RUNTIME_DIR": "/nowhere"}) as program:
         assert program.line() == "['process'] False"
         program.end()
+
+
+def test_docker_is_told_whose_the_scratch_directories_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine at hand is Podman, which knows no such option: this looks only at what Docker would be sent."""
+    sent: list[dict[str, Any]] = []
+    docker = Traits(podman=False, rootless=False, plain_cgroups=False)
+    monkeypatch.setattr(ContainerEngine, "traits", lambda _: docker)
+    monkeypatch.setattr(ContainerEngine, "volumes", lambda *_: {"/data"})
+    monkeypatch.setattr(ContainerEngine, "create", lambda *_, **options: sent.append(options))
+    yard = Yard(tmp_path / "runs", lambda root: ContainerRunner(root, "unix:///nowhere"))
+    yard.prepare()
+    yard.runner._create(yard.spec("true"), yard.directory())
+    uid, gid = sent[0]["user"].split(":")
+    assert set(sent[0]["host"]["tmpfs"]) == {"/tmp", "/data"}
+    for options in sent[0]["host"]["tmpfs"].values():
+        assert {f"uid={uid}", f"gid={gid}", "mode=1777", "noexec"} <= set(options.split(","))

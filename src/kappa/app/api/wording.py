@@ -17,9 +17,8 @@ def what_is_wrong(fault: Mapping[str, Any]) -> str:
     """One error of pydantic's, in a line."""
     if fault["type"] == "model_attributes_type":
         return "must be a JSON object"
-    if fault["type"] == "value_error" and "error" in fault.get(
-        "ctx", {}
-    ):  # our own words, without the library's before
+    if fault["type"] == "value_error" and "error" in fault.get("ctx", {}):
+        # Our own words, without the library's before them.
         return str(fault["ctx"]["error"])
     if fault["type"] != "string_pattern_mismatch":
         return str(fault["msg"])

@@ -113,6 +113,15 @@ BLOCKING = {
     "import time\ndef nap():\n    time.sleep(1)\ndef doze():\n    nap()\nasync def stray():\n    doze()": (
         "doze() in a coroutine blocks its loop with time.sleep() in nap"
     ),
+    "async def stray(path):\n    with path.open() as file: ...": "path.open() in a coroutine waits on its loop",
+    "async def stray(future):\n    return future.result()": "future.result() in a coroutine waits on its loop",
+    "async def stray(thread):\n    thread.join()": "thread.join() in a coroutine waits on its loop",
+    "async def stray(thread):\n    thread.join(5)": "thread.join() in a coroutine waits on its loop",
+    "async def stray(event):\n    event.wait()": "event.wait() in a coroutine waits on its loop",
+    "async def stray(lock):\n    lock.acquire()": "lock.acquire() in a coroutine waits on its loop",
+    "async def stray():\n    with LOCK: ...": "`with LOCK` in a coroutine waits on its loop",
+    "async def stray(queue):\n    return queue.get()": "queue.get() in a coroutine waits on its loop",
+    "async def stray(queue):\n    return queue.get(timeout=1)": "queue.get() in a coroutine waits on its loop",
 }
 MIDDLEWARE = {
     "@app.middleware('http')\nasync def stray(request, call_next): ...": "@….middleware on stray",
@@ -165,6 +174,30 @@ def test_a_fault_against_the_rules_of_the_event_loop_is_found(shared_copy: Path)
     for path, said in planted.items():
         lines = [line for line in done.stdout.splitlines() if path.stem in line]
         assert any(said in line for line in lines), (said, lines)
+
+
+AWAITED = """
+import asyncio
+
+async def stray(event, lock, queue, names, given, pool, task, path):
+    async with lock:
+        await event.wait()
+    await asyncio.wait_for(queue.get(), 1)
+    asyncio.create_task(event.wait())
+    await pool.open()
+    await asyncio.to_thread(lambda: path.open())
+    return ", ".join(names), given.join(names), given.get("key"), ASKED.get()
+"""
+
+
+def test_what_is_awaited_or_only_called_alike_is_no_fault(shared_copy: Path) -> None:
+    path = shared_copy / "src" / "kappa" / "app" / "api" / "awaited.py"
+    path.write_text(AWAITED)
+    try:
+        done = loop_rules(shared_copy)
+    finally:
+        path.unlink()
+    assert (done.returncode, done.stdout) == (0, "")
 
 
 def test_a_plain_function_where_a_coroutine_belongs_is_found(shared_copy: Path) -> None:

@@ -35,6 +35,16 @@ BLOCKING_METHODS = frozenset({
     "unlink", "touch", "stat",
 })  # fmt: skip
 """Of paths, whatever the variable is called."""
+WAITS = frozenset({"open", "result", "acquire", "wait", "join", "get"})
+"""Of files, futures, locks, events, threads and queues for threads. Those for coroutines are awaited, or handed on."""
+LOOKED_AT = frozenset({
+    # Tasks that are done: they are asked for what they gave.
+    "app.api.jobs: news.result", "app.api.scraping: reading.task.result", "app.api.scraping: task.result",
+    "app.serve: working.result", "app.usecases.graph: answer.result",
+    # Held for an assignment; and no file.
+    "app.lanes: self._lock", "app.serve: self._door.open",
+})  # fmt: skip
+"""Calls and locks in coroutines that look as if they waited, and don't."""
 BLOCKING_BLOCKS = frozenset({"connection", "transaction", "connect"})
 """In `with`, where a pool for coroutines has `async with`."""
 
@@ -51,7 +61,10 @@ class Module(ast.NodeVisitor):
         self.streams: set[str] = set()
         self._imported: dict[str, str] = {}
         self._within: list[str] = []
+        self._is_app = self.name.startswith("app.")
         self._coroutine = False
+        self._awaited: set[ast.AST] = set()
+        """Calls whose coroutine is awaited, or handed to another call."""
         self._class = ""
         # Which functions of this module call which, as `name` or `self.name`, and which of them block.
         self._calls: list[tuple[str, str, bool, ast.Call]] = []
@@ -107,6 +120,8 @@ class Module(ast.NodeVisitor):
         for one in node.decorator_list:
             if isinstance(one, ast.Call) and isinstance(one.func, ast.Attribute) and one.func.attr == "middleware":
                 self._fault(node, f"@….middleware on {node.name}: it becomes a BaseHTTPMiddleware")
+        # Decorators run where the function is made.
+        self._awaited |= set(node.decorator_list)
         before, self._coroutine = self._coroutine, coroutine
         self._within.append(node.name)
         self.generic_visit(node)
@@ -130,7 +145,34 @@ class Module(ast.NodeVisitor):
             method = called.func.attr if isinstance(called, ast.Call) and isinstance(called.func, ast.Attribute) else ""
             if self._coroutine and method in BLOCKING_BLOCKS:
                 self._fault(node, f"`with ….{method}()` in a coroutine waits on its loop: `async with`")
+            name = ast.unparse(called)
+            is_lock = isinstance(called, ast.Name | ast.Attribute) and name.lower().endswith("lock")
+            if self._coroutine and is_lock and self._is_app and f"{self.name}: {name}" not in LOOKED_AT:
+                self._fault(node, f"`with {name}` in a coroutine waits on its loop: `async with`, of a lock of anyio's")
         self.generic_visit(node)
+
+    def visit_Await(self, node: ast.Await) -> None:
+        self._awaited |= {one for one in ast.walk(node.value) if isinstance(one, ast.Call)}
+        self.generic_visit(node)
+
+    def visit_AsyncWith(self, node: ast.AsyncWith) -> None:
+        for item in node.items:
+            self._awaited |= {one for one in ast.walk(item.context_expr) if isinstance(one, ast.Call)}
+        self.generic_visit(node)
+
+    def _waits(self, node: ast.Call) -> bool:
+        """Whether it looks like a call of something for threads that waits."""
+        if not isinstance(node.func, ast.Attribute) or node.func.attr not in WAITS or node in self._awaited:
+            return False
+        if f"{self.name}: {ast.unparse(node.func)}" in LOOKED_AT:
+            return False
+        match node.func.attr:
+            case "join":  # a text joins one thing that is no number
+                return not node.args or (isinstance(node.args[0], ast.Constant) and node.args[0].value is not None)
+            case "get":  # a mapping is asked for a key, a context variable is a constant
+                return not node.args and not ast.unparse(node.func.value).rpartition(".")[2].isupper()
+            case _:
+                return True
 
     def visit_Call(self, node: ast.Call) -> None:
         called = self._called(node.func)
@@ -141,6 +183,9 @@ class Module(ast.NodeVisitor):
             self.streams.add(self._place())
         if last == "add_middleware":
             self._fault(node, "add_middleware: `application.build` puts middleware around the routes, pure ASGI")
+        self._awaited |= {one for one in node.args if isinstance(one, ast.Call)}
+        if self._coroutine and self._is_app and self._waits(node):
+            self._fault(node, f"{ast.unparse(node.func)}() in a coroutine waits on its loop unless it is awaited")
         if self._within:
             blocks = called in BLOCKING_CALLS or called.startswith(BLOCKING_MODULES)
             blocks = blocks or (isinstance(node.func, ast.Attribute) and node.func.attr in BLOCKING_METHODS)

@@ -34,7 +34,7 @@ $(READY): $(LOCK) pyproject.toml
 demo: $(READY) ## read twelve pages into a graph, ask it three questions, stop; KEEP=1 leaves the server up
 	@$(BIN)/kg demo $(if $(KEEP),--keep)
 
-test: check ## every check and every test
+test: check $(RELEASE)/.ready ## every check and every test
 	$(BIN)/pytest --numprocesses=$(WORKERS) --dist=loadfile --no-loadscope-reorder $(ARGS)
 
 check: $(READY) ## lint, format, types, import contracts, rules of the event loop, documentation

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+import psycopg
 from pydantic import SecretStr
 
 from benchmarks import pages

@@ -28,7 +28,7 @@ SECTIONS = {
     "Learn": ("engine.md", "graph.md", "ingest-local.md"),
     "Reference": (
         "configuration.md", "cli.md", "cli-reference.md", "api.md", "api-reference.md", "job-states.md", "metrics.md",
-        "permissions.md", "tool-contract.md", "dependencies.md",
+        "permissions.md", "security.md", "tool-contract.md", "dependencies.md",
     ),
     "Explanation": (
         "comparison.md", "architecture.md", "threading.md", "leases.md", "graph-budget.md", "reliability.md",

@@ -8,6 +8,7 @@ import hashlib
 import secrets
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import psycopg
@@ -142,9 +143,13 @@ class Live:
 
     def fresh(self) -> None:
         """The same few jobs in every state, users, roles and lanes as at the beginning."""
-        with self.database.transaction():
-            for statement in FRESH:
-                self.database.execute(statement)
+        made = False
+        while not made:
+            # The server, which reads the graph meanwhile, may come to the same tables in another order.
+            with suppress(psycopg.errors.DeadlockDetected), self.database.transaction():
+                for statement in FRESH:
+                    self.database.execute(statement)
+                made = True
         self._token = ""
 
     @property

@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -79,6 +79,7 @@ async def site(url: str, home: Path) -> AsyncIterator[Site]:
     engine.install()
     guard = Guard()
     async with AsyncExitStack() as stack:
+        stack.callback(engine.close)
         services = await stack.enter_async_context(open_services(settings, engine))
         yield Site(
             services, engine, guard, application.build(services, guard, pages.beside(services), pages.large), stack
@@ -92,11 +93,11 @@ async def operator(site: Site) -> httpx2.AsyncClient:
 
 
 @pytest.fixture
-def engine(url: str, home: Path) -> Engine:
+def engine(url: str, home: Path) -> Iterator[Engine]:
     """With every kind that Kappa brings."""
-    made = wiring.build_engine(Settings(home=home), Database(url))
-    wiring.install(made)
-    return made
+    with closing(wiring.build_engine(Settings(home=home), Database(url))) as made:
+        wiring.install(made)
+        yield made
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ import pytest
 from kappa.app.api import application
 from kappa.app.api.ingest_schemas import UPLOADS
 from kappa.app.permissions import Permission
+from kappa.app.settings import Settings
 from kappa.app.usecases.ingest import Ingestions
 from kappa.app.usecases.jobs import Jobs
 from kappa.app.usecases.limits import LiveJobs
@@ -82,13 +83,17 @@ async def test_an_urgent_schedule_needs_the_permission(site: Site) -> None:
 # Live jobs
 
 
+def ingestions(site: Site, settings: Settings, live: LiveJobs) -> Ingestions:
+    made = Ingestions(site.services.client, site.services.graph, settings, live)
+    site.stack.callback(made.close)
+    return made
+
+
 async def limited(site: Site, most: int) -> Callable[[str], Awaitable[httpx2.AsyncClient]]:
     """The same server with room for few live jobs of each person."""
     live = LiveJobs(site.services.client, most)
     services = replace(
-        site.services,
-        jobs=Jobs(site.services.client, live),
-        ingestions=Ingestions(site.services.client, site.services.graph, site.services.settings, live),
+        site.services, jobs=Jobs(site.services.client, live), ingestions=ingestions(site, site.services.settings, live)
     )
     app = application.build(services, site.guard, pages.beside(services), pages.large)
     return replace(site, app=app).client
@@ -129,10 +134,8 @@ async def test_a_self_test_of_an_hour_is_refused(site: Site) -> None:
 
 async def test_what_one_person_has_uploaded_is_bounded(site: Site, connection: Connection) -> None:
     settings = site.services.settings.model_copy(update={"max_kept_uploads": 40})
-    services = replace(
-        site.services,
-        ingestions=Ingestions(site.services.client, site.services.graph, settings, LiveJobs(site.services.client, 10)),
-    )
+    live = LiveJobs(site.services.client, 10)
+    services = replace(site.services, ingestions=ingestions(site, settings, live))
     small = replace(site, app=application.build(services, site.guard, pages.beside(services), pages.large))
     contributor, curator = await small.client("contributor"), await small.client("curator")
 

@@ -18,9 +18,10 @@ import pytest
 from kappa.app import logs
 from kappa.app.settings import LogFormat, LogLevel
 from kappa.engine import AsyncJobContext, Engine, JobContext, Lane, WorkerConfig, current_facts
-from kappa.engine.testing import Heard, drain, maintain, working
+from kappa.engine.testing import Heard, drain, working
 from tests.app.conftest import Site, Up
 from tests.app.patience import begun
+from tests.leases import lose_lease
 
 FOLLOWER = WorkerConfig(lead=False, grace=timedelta(seconds=5))
 log = logging.getLogger("somebody.elses")
@@ -236,8 +237,7 @@ async def test_what_the_engine_says_of_a_job_has_its_facts(site: Site) -> None:
     with Lines() as lines:
         async with working(site.engine, FOLLOWER):
             await begun(site.services.client, job)
-            while not heard.all("reaped"):  # one that is renewed at that moment is passed by
-                await maintain(site.engine, later=timedelta(hours=1), only=lambda name: name == "reaper")
+            await lose_lease(site.engine, job)
             await heard.until("lease_lost", job=job)
             go_on.set()
     line = next(line for line in lines.of("kappa.engine.desk") if "lease is lost" in line["message"])

@@ -40,6 +40,7 @@ from tests.app.patience import becomes, begun
 from tests.conftest import Server
 from tests.graph.ingest.provider_server import KEY, TOKENS_IN, ProviderServer, Said
 from tests.ground import PATIENCE, Script, eventually
+from tests.leases import lose_lease
 
 ROOT = Path(__file__).parents[2]
 HOUR = timedelta(hours=1)
@@ -227,10 +228,7 @@ async def test_a_lost_lease_and_its_reaping_and_the_adoption_are_counted(
     async with working(engine, FOLLOWER):
         await reached(gate)
         await begun(site.services.client, job)
-        # Not an hour later: the lease of who adopts it would be over as well.
-        while not heard.all("reaped"):
-            connection.execute("UPDATE kappa.jobs SET lease_until = now() WHERE id = %s", [job])
-            await maintain(engine, only=lambda name: name == "reaper")
+        await lose_lease(engine, job)
         await heard.until("lease_lost", job=job)
         await heard.until("adopted", job=job)
         await heard.until("settled", job=job)
@@ -554,6 +552,7 @@ async def served(url: str, settings: Settings) -> AsyncIterator[Site]:
     engine = wiring.build_engine(settings, Database(url, bounds=settings.bounds))
     guard = Guard()
     async with AsyncExitStack() as stack:
+        stack.callback(engine.close)
         services = await stack.enter_async_context(open_services(settings, engine))
         yield Site(services, engine, guard, application.build(services, guard), stack)
 

@@ -25,11 +25,12 @@ from kappa.app.api.middleware import Guard
 from kappa.app.services import open_services
 from kappa.app.settings import Settings
 from kappa.engine import AsyncJobContext, JobContext, JobFailed, Lane, WorkerConfig
-from kappa.engine.testing import Heard, drain, maintain, working
+from kappa.engine.testing import Heard, drain, working
 from kappa.pg import Database
 from tests.app.conftest import Site, Up
 from tests.app.patience import begun
 from tests.ground import eventually, kg
+from tests.leases import lose_lease
 
 FOLLOWER = WorkerConfig(lead=False, grace=timedelta(seconds=5))
 
@@ -102,6 +103,7 @@ async def served(url: str, home: Path, collector: Collector, stack: AsyncExitSta
     settings = Settings(home=home, otel_endpoint=collector.url)
     engine = wiring.build_engine(settings, Database(url, bounds=settings.bounds))
     guard = Guard()
+    stack.callback(engine.close)
     services = await stack.enter_async_context(open_services(settings, engine))
     return Site(services, engine, guard, application.build(services, guard), stack)
 
@@ -171,8 +173,7 @@ async def test_an_attempt_that_lost_its_lease_is_a_span_too_and_its_adoption_is_
     heard = Heard(site.engine)
     async with working(site.engine, FOLLOWER):
         await begun(site.services.client, job)
-        while not heard.all("reaped"):  # one that is renewed at that moment is passed by
-            await maintain(site.engine, later=timedelta(hours=1), only=lambda name: name == "reaper")
+        await lose_lease(site.engine, job)
         await heard.until("lease_lost", job=job)
         go_on.set()
         await heard.until("adopted", job=job)

@@ -32,6 +32,7 @@ from kappa.engine.testing import Heard, drain, maintain, working
 from tests.engine.site import HOUR_MS, Site, place, seen, time_is_up
 from tests.engine.work import LANE, child_async, outcome_async
 from tests.ground import eventually
+from tests.leases import lose_lease
 
 HOUR = timedelta(hours=1)
 FOLLOWER = WorkerConfig(lead=False, grace=timedelta(seconds=5))
@@ -48,13 +49,6 @@ async def ended(engine: Engine, client: Client, kind: str, payload: object = Non
     made = client.enqueue(kind, payload)
     await drain(engine, FOLLOWER)
     return client.show(made.id)
-
-
-async def reaped(engine: Engine) -> None:
-    """The reaper passes a lease by that is renewed at that moment, so it may need more than one round."""
-    heard = Heard(engine)
-    while not heard.all("reaped"):
-        await maintain(engine, later=HOUR, only=lambda name: name == "reaper")
 
 
 async def promoted(engine: Engine) -> None:
@@ -278,7 +272,7 @@ async def test_writes_in_the_transaction_are_undone_when_the_lease_was_lost(
     async with working(engine, FOLLOWER):
         await asyncio.to_thread(site.until_said, "wrote 1")
         await seen(lambda: client.show(made.id).attempt == 1)
-        await reaped(engine)
+        await lose_lease(engine, made.id)
         await seen(lambda: site.state(made.id) == "scheduled")
         site.open(1)
     assert (site.written, site.state(made.id)) == ([], "scheduled")
@@ -529,7 +523,7 @@ async def test_a_lost_lease_is_told_at_the_next_renewal_and_every_later_write_is
     async with working(engine, FOLLOWER):
         await asyncio.to_thread(site.until_said, "began")
         await seen(lambda: client.show(made.id).attempt == 1)
-        await reaped(engine)
+        await lose_lease(engine, made.id)
         await heard.until("lease_lost", job=made.id)
         await asyncio.to_thread(site.until_said, "tried")
     assert (site.said, site.written) == (["began", "tried"], [])
@@ -561,7 +555,7 @@ async def test_an_attempt_that_lost_its_lease_does_not_disturb_the_next_one_in_t
     async with working(engine, FOLLOWER):
         await asyncio.to_thread(site.until_said, "wrote 1")
         await seen(lambda: client.show(made.id).attempt == 1)
-        await reaped(engine)
+        await lose_lease(engine, made.id)
         await seen(lambda: site.state(made.id) == "scheduled")
         site.do("UPDATE kappa.jobs SET payload = payload || '{\"gate\": 2}'")
         site.shut(2)

@@ -7,7 +7,7 @@ import signal
 import stat
 import subprocess
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import psutil
@@ -138,6 +138,30 @@ def test_where_no_account_can_be_made_the_server_runs_under_a_uid_that_nobody_ha
             pwd.getpwuid(uid)
         assert psutil.Process(embedded.status().pid).uids().real == uid
         embedded.stop()
+
+
+def test_the_account_is_made_by_one_process_at_a_time(tmp_path: Path) -> None:
+    """A useradd that looks for the name before it locks passwd makes it twice, with two uids."""
+    useradd = tmp_path / "useradd"
+    useradd.write_text(
+        f"#!/bin/sh\nmkdir {tmp_path}/busy || touch {tmp_path}/together\nsleep 0.2\nrmdir {tmp_path}/busy\nexit 4\n"
+    )
+    useradd.chmod(0o755)
+    maker = """
+        from kappa.pg.embedded import account
+        account.ACCOUNT = "kappa-no-such-account"
+        print("ready", flush=True)
+        input()
+        print(account.dedicated_account(None, lambda said: None).uid, flush=True)
+    """
+    with ExitStack() as stack:
+        path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+        makers = [stack.enter_context(Script(maker, env={"PATH": path})) for _ in range(3)]
+        assert [one.line() for one in makers] == ["ready"] * 3
+        for one in makers:
+            one.tell("go")
+        assert {int(one.line()) for one in makers} <= set(UNASSIGNED_UIDS)
+    assert not (tmp_path / "together").exists()
 
 
 def test_what_nobody_had_is_taken_over_at_the_next_start_and_nothing_is_lost(

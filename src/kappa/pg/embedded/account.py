@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from kappa.pg.embedded.binaries import Account
+from kappa.pg.embedded.locks import FileLock
 from kappa.pg.errors import ServerFailed
 
 ACCOUNT = "kappa-postgres"
@@ -21,6 +22,8 @@ OVERFLOW_UID = 65534
 """Whom the kernel shows for owners that it can't name; on most systems `nobody`."""
 UNASSIGNED_UIDS = range(60578, 61184)
 """Between the ranges that distributions and systemd give out."""
+LOCK = Path("/run/kappa-postgres.lock")
+"""Held by who makes the account."""
 TRIES = 5
 _CANT_UPDATE = (1, 10)
 """What useradd says where another one is at it."""
@@ -44,7 +47,14 @@ def dedicated_account(name: str | None, say: Callable[[str], None]) -> Account:
         return found
     if (found := _named(ACCOUNT)) is not None:
         return found
-    complaint = _make()
+    try:
+        # Of several at once, useradd would make several accounts of this name.
+        with FileLock.wait(LOCK, lambda: None):
+            if (found := _named(ACCOUNT)) is not None:
+                return found
+            complaint = _make()
+    except OSError as error:
+        complaint = str(error)
     if (found := _named(ACCOUNT)) is not None:
         say(f"made the system account {ACCOUNT!r}, which the database server runs under")
         return found

@@ -425,9 +425,10 @@ async def test_workers_lanes_and_who_waits_for_them_are_seen(
     await operator.patch("/admin/graph/settings", json={"workers": 2})
     body = {"seeds": [ids["Otter"]], "max_hops": 2, "deadline": 60}
     await becomes(lambda: _workers(operator, body, 2), what="the new number of workers counts")
+    askers = [await site.client(role) for role in ("read_only", "contributor", "curator")]  # with six places each
     with psycopg.connect(url) as holder:
         holder.execute("LOCK TABLE kappa_graph.concepts")
-        asked = [asyncio.create_task(operator.post("/query/neighbors", json=body)) for _ in range(20)]
+        asked = [asyncio.create_task(askers[n % 3].post("/query/neighbors", json=body)) for n in range(20)]
         page = await becomes(lambda: _crowded(operator), what="two workers and sixteen lanes")
     assert {(await one).status_code for one in asked} == {200}
     assert value(page, "kappa_graph_workers_max") == 2

@@ -21,7 +21,6 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from prometheus_client.parser import text_string_to_metric_families
 
 from kappa.app import counts, wiring
-from kappa.app import home as app_home
 from kappa.app.api import application, scraping
 from kappa.app.api.middleware import Guard
 from kappa.app.counts import JOB_SECONDS, Counts, EngineCounts, SharedCounts
@@ -751,15 +750,6 @@ async def test_a_worker_process_shares_what_it_asked_of_providers(tmp_path: Path
     said = Counts.load(await asyncio.to_thread((tmp_path / f"{os.getpid()}.json").read_text))
     assert said.counters["kappa_provider_calls", ("openai", "answered")] >= 2
     assert said.gauges["kappa_provider_calls_limit", ("openai",)] == 8
-
-
-def test_the_home_of_a_server_that_lives_is_not_cleaned_up(home: Path) -> None:
-    other = home / "metrics" / "1"
-    other.mkdir(parents=True)
-    with app_home.own_directory(home, "metrics") as own:
-        assert own.is_dir()
-        assert other.is_dir()
-    assert not own.exists()
 
 
 # The pages that speak of them

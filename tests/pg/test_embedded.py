@@ -20,9 +20,9 @@ import pytest
 from kappa.pg.embedded import EmbeddedServer, binaries, find_binaries, kept_up, server, watch
 from kappa.pg.embedded.account import ACCOUNT, dedicated_account
 from kappa.pg.embedded.binaries import Account
-from kappa.pg.embedded.locks import FileLock, is_held
 from kappa.pg.embedded.server import LOOPBACK, State
 from kappa.pg.errors import BinariesNotFound, ServerFailed, ServerInUse, ServerNotRunning
+from kappa.pg.locks import FileLock, is_held
 from tests.conftest import quick_directory
 from tests.ground import Script, eventually, lacking
 

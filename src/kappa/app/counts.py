@@ -17,7 +17,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from kappa.app.home import alive
 from kappa.engine.signals import Signals
 from kappa.graph.ingest.providers import PROCESS
 from kappa.pg import PoolUse
@@ -176,7 +175,7 @@ class SharedCounts:
         for path in self._directory.glob("*.json"):
             with suppress(FileNotFoundError):
                 counts = Counts.load(path.read_text())
-                if alive(int(path.stem)):
+                if _alive(int(path.stem)):
                     counts.leads &= time.time() - path.stat().st_mtime < SILENT_AFTER
                     total.add(counts)
                 else:
@@ -184,6 +183,17 @@ class SharedCounts:
                     path.unlink()
         total.add(self._gone)
         return total
+
+
+def _alive(pid: int) -> bool:
+    """Whether there is such a process."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 @asynccontextmanager

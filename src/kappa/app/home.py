@@ -2,11 +2,14 @@
 
 import json
 import os
+import secrets
 import shutil
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+from kappa.pg.locks import FileLock, is_held
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,21 +40,30 @@ def write_token(home: Path, secret: str) -> Path:
 @contextmanager
 def announced(home: Path, url: str) -> Generator[None]:
     """Let `kg` on this machine find the server while the block lasts."""
-    path = _directory(home) / f"{os.getpid()}.json"
-    _write(path, json.dumps({"pid": os.getpid(), "url": url}))
-    try:
-        yield
-    finally:
-        path.unlink(missing_ok=True)
+    directory = _directory(home)
+    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    path = directory / f"{_new_name()}.json"
+    draft = path.with_suffix(".draft")
+    with FileLock.wait(draft, lambda: None):
+        draft.write_text(json.dumps({"pid": os.getpid(), "url": url}))
+        draft.replace(path)
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
 
 
 def running(home: Path) -> list[Running]:
-    """The servers of this home whose process is there, the longest-running first."""
+    """The servers of this home that are there, the longest-running first.
+
+    Each holds a lock on what it said. Whether there is a process of its pid would tell nothing: another one may have
+    it by now, or the same one in the next container.
+    """
     found: list[tuple[float, Running]] = []
     for path in _directory(home).glob("*.json"):
         with suppress(OSError, ValueError, KeyError, TypeError):
-            said = json.loads(path.read_text())
-            if alive(said["pid"]):
+            if is_held(path):
+                said = json.loads(path.read_text())
                 found.append((path.stat().st_mtime, Running(said["pid"], said["url"])))
             else:
                 path.unlink(missing_ok=True)
@@ -60,33 +72,30 @@ def running(home: Path) -> list[Running]:
 
 @contextmanager
 def own_directory(home: Path, purpose: str) -> Generator[Path]:
-    """An empty directory of this process; gone when the block ends, or when the next one finds its process gone."""
+    """An empty directory of this process; gone when the block ends, or when the next one finds its lock free."""
     place = home.expanduser() / purpose
     place.mkdir(parents=True, exist_ok=True, mode=0o700)
-    for left in place.iterdir():
-        if left.name == str(os.getpid()) or (left.name.isdigit() and not alive(int(left.name))):
+    for left in [path for path in place.iterdir() if path.is_dir()]:
+        if not is_held(lock := left.with_suffix(".lock")):
             shutil.rmtree(left, ignore_errors=True)
-    own = place / str(os.getpid())
-    own.mkdir(mode=0o700)
-    try:
-        yield own
-    finally:
-        shutil.rmtree(own, ignore_errors=True)
+            lock.unlink(missing_ok=True)
+    own = place / _new_name()
+    with FileLock.wait(own.with_suffix(".lock"), lambda: None) as lock:
+        own.mkdir(mode=0o700)
+        try:
+            yield own
+        finally:
+            shutil.rmtree(own, ignore_errors=True)
+            lock.path.unlink()
 
 
 def _directory(home: Path) -> Path:
     return home.expanduser() / "servers"
 
 
-def alive(pid: int) -> bool:
-    """Whether there is such a process."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
+def _new_name() -> str:
+    """One that no other process has, also none in another container with the same home."""
+    return f"{os.getpid()}-{secrets.token_hex(4)}"
 
 
 def _write(path: Path, text: str) -> None:

@@ -14,8 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from kappa.pg.embedded.binaries import Account
-from kappa.pg.embedded.locks import FileLock
 from kappa.pg.errors import ServerFailed
+from kappa.pg.locks import FileLock
 
 ACCOUNT = "kappa-postgres"
 OVERFLOW_UID = 65534

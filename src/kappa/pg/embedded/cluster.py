@@ -15,10 +15,10 @@ from typing import IO, Self
 
 from kappa.pg.embedded.account import account_of, dedicated_account, is_shared
 from kappa.pg.embedded.binaries import Account, Binaries, can_reach
-from kappa.pg.embedded.locks import FileLock
 from kappa.pg.embedded.roles import SUPERUSER
 from kappa.pg.embedded.takeover import hand_over
 from kappa.pg.errors import ServerFailed
+from kappa.pg.locks import FileLock
 
 _VARIABLES = ("PATH", "TMPDIR", "TZ")
 _VARIABLE_PREFIXES = ("LD_", "DYLD_", "MALLOC_")

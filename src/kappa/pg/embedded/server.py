@@ -39,9 +39,9 @@ from kappa.pg import queries
 from kappa.pg.embedded import roles
 from kappa.pg.embedded.binaries import Account, Binaries, find_binaries
 from kappa.pg.embedded.cluster import Cluster, Passage, Password, clean_environment, last_complaint
-from kappa.pg.embedded.locks import POLL, FileLock, is_held
 from kappa.pg.embedded.roles import DATABASE, ROLE, SUPERUSER
 from kappa.pg.errors import ServerFailed, ServerInUse, ServerNotRunning
+from kappa.pg.locks import POLL, FileLock, is_held
 
 log = logging.getLogger(__name__)
 

@@ -1,6 +1,6 @@
 """File locks that the kernel keeps: held by living processes, freed when the last of them ends, however it ends.
 
-A pid in a file can be stale or belong to somebody else by now; a lock can't. Every question of the embedded
+A pid in a file can be stale or belong to somebody else by now; a lock can't. Every question of a
 server's life ("does it run?", "who holds it?", "is somebody starting it?") is asked of such a lock.
 """
 

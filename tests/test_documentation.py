@@ -58,6 +58,12 @@ def test_every_link_within_the_repository_leads_somewhere(page: Path) -> None:
     assert broken == []
 
 
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_every_link_ends(page: Path) -> None:
+    links = re.findall(r"\]\([^)\n]*\)?", re.sub(r"`[^`\n]*`", "", prose(page.read_text())))
+    assert [link for link in links if not link.endswith(")")] == []
+
+
 def lines_of_code(text: str) -> Iterator[str]:
     """Commands as they are shown: in blocks, indented, and inside of sentences. Lines that go on are one."""
     text = re.sub(r"\\\n\s*", " ", text)

@@ -13,6 +13,7 @@ from typing import Any
 import psycopg
 import pytest
 
+from kappa.app.cli import worker
 from kappa.app.settings import Settings
 from tests.ground import eventually, kg, path_without
 
@@ -149,26 +150,53 @@ def test_doctor_names_the_server_its_extensions_its_room_and_what_follows(home: 
     assert found["age"]["level"] == "note"
     assert re.fullmatch(r"\d+ of 97 free", found["connections"]["found"])
     assert set(found) == {
-        *("server", "connections", "schema", "vector", "pg_trgm", "age", "disk", "containers", "sandbox")
+        *("server", "connections", "schema", "vector", "pg_trgm", "age", "disk", "kernel", "containers", "sandbox")
     }
+    assert (found["kernel"]["level"], found["kernel"]["found"]) == ("ok", "compiled")
     assert all(finding["follows"] for finding in found.values())
     assert kg("db", "status", home=home).returncode == 3, "a look leaves nothing running"
 
 
 @pytest.mark.parametrize(
-    ("env", "words"),
+    ("env", "words", "follows"),
     [
-        ({}, "none: process tools are refused"),
-        ({"KAPPA_UNSANDBOXED_TOOLS": "yes"}, "none: tools run unsandboxed (KAPPA_UNSANDBOXED_TOOLS=yes)"),
+        ({}, "none: process tools are refused", "install bubblewrap 0.8 or newer, or set KAPPA_UNSANDBOXED_TOOLS=yes"),
+        (
+            {"KAPPA_UNSANDBOXED_TOOLS": "yes"}, "none: tools run unsandboxed (KAPPA_UNSANDBOXED_TOOLS=yes)",
+            "tools can read everything",
+        ),
     ],
-)
-def test_doctor_says_that_there_is_no_sandbox(home: Path, env: dict[str, str], words: str) -> None:
+)  # fmt: skip
+def test_doctor_says_that_there_is_no_sandbox(home: Path, env: dict[str, str], words: str, follows: str) -> None:
     with path_without("bwrap") as path:
         nowhere = {"KAPPA_DATABASE_URL": "postgresql://127.0.0.1:1/none"}
         done = kg("doctor", "--json", home=home, env={**nowhere, "PATH": path, **env})
     (found,) = [finding for finding in json.loads(done.stdout) if finding["topic"] == "sandbox"]
     assert (found["level"], found["found"]) == ("note", words)
-    assert found["follows"].startswith("bubblewrap is not installed; ")
+    assert found["follows"].startswith("bubblewrap is not installed; " + follows)
+
+
+def test_doctor_tells_who_has_a_bubblewrap_that_may_do_nothing_to_let_it(home: Path) -> None:
+    with path_without("bwrap") as path:
+        forbidden = Path(path) / "bwrap"
+        forbidden.write_text("#!/bin/sh\necho 'Creating new namespace failed' >&2\nexit 1\n")
+        forbidden.chmod(0o755)
+        env = {"KAPPA_DATABASE_URL": "postgresql://127.0.0.1:1/none", "PATH": path}
+        done = kg("doctor", "--json", home=home, env=env)
+    (found,) = [finding for finding in json.loads(done.stdout) if finding["topic"] == "sandbox"]
+    assert "Creating new namespace failed" in found["follows"]
+    assert "let it make namespaces (in a container: docs/deploy.md" in found["follows"]
+
+
+def test_doctor_notes_a_home_that_others_may_look_into(home: Path) -> None:
+    def of_home(mode: int) -> list[str]:
+        home.chmod(mode)
+        done = kg("doctor", "--json", home=home, env={"KAPPA_DATABASE_URL": "postgresql://127.0.0.1:1/none"})
+        return [one["level"] for one in json.loads(done.stdout) if one["topic"] == "home"]
+
+    home.mkdir(exist_ok=True)
+    assert of_home(0o700) == []
+    assert of_home(0o755) == ["note"]
 
 
 def test_a_variable_that_is_no_setting_is_named_and_what_was_meant_with_it(home: Path) -> None:
@@ -262,3 +290,12 @@ def test_every_command_is_documented() -> None:
     wanted = [path for path, command in commands() if not getattr(command, "commands", {})]
     wanted += ["kg admin workers", "kg admin workers lanes"]
     assert [path for path in wanted if f"`{path}" not in documented] == []
+
+
+def test_a_worker_has_no_more_memory_than_its_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = worker._memory_mb()  # pyright: ignore[reportPrivateUsage]
+    assert whole > 256
+    for limit, has in (("max\n", whole), ("268435456\n", 256), ("9223372036854771712\n", whole)):
+        (tmp_path / "limit").write_text(limit)
+        monkeypatch.setattr(worker, "_MEMORY_LIMITS", [str(tmp_path / "none"), str(tmp_path / "limit")])
+        assert worker._memory_mb() == has  # pyright: ignore[reportPrivateUsage]

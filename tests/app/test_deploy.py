@@ -6,6 +6,7 @@ import re
 import shutil
 import socket
 import subprocess
+import sys
 import tempfile
 import tomllib
 from collections.abc import Callable, Iterator
@@ -72,6 +73,20 @@ def test_the_image_has_what_sandboxes_tools() -> None:
     *_, last = [at for at, (name, _) in enumerate(instructions()) if name == "FROM"]
     installed = " ".join(what for name, what in instructions()[last:] if name == "RUN")
     assert {"bubblewrap", "libseccomp2"} <= set(installed.split())
+
+
+def test_the_image_looks_after_a_server_at_the_port_that_it_was_given(up: Up) -> None:
+    (arguments,) = [rest for name, rest in instructions() if name == "HEALTHCHECK"]
+    _, *look = json.loads(arguments.partition("CMD ")[2])
+
+    def at(port: object) -> int:
+        env = {"PATH": os.environ["PATH"], "KAPPA_PORT": str(port)}
+        return subprocess.run([sys.executable, *look], env=env, stderr=subprocess.DEVNULL, check=False).returncode
+
+    assert at(up.url.rsplit(":", 1)[1]) == 0
+    with socket.socket() as deaf:  # nobody else gets its port, and nobody answers there
+        deaf.bind(("127.0.0.1", 0))
+        assert at(deaf.getsockname()[1]) == 1
 
 
 def test_the_image_reads_documents_without_a_provider() -> None:

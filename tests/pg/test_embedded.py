@@ -106,7 +106,8 @@ def test_nobody_gets_in_without_the_password_that_only_the_owner_can_read(embedd
     for address in (url, embedded.url(by_socket=True)):
         with pytest.raises(psycopg.OperationalError, match="password authentication failed"):
             answer(address.replace(password, "guess"))
-    assert stat.S_IMODE((home / "postgres" / "password").stat().st_mode) == 0o600
+    for name in ("password", "server.log"):
+        assert stat.S_IMODE((home / "postgres" / name).stat().st_mode) == 0o600
     listening = psutil.Process(server_pid(embedded)).net_connections("tcp")
     assert {connection.laddr.ip for connection in listening} == {"127.0.0.1"}
 

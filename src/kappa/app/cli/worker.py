@@ -4,7 +4,7 @@ import asyncio
 import logging
 import os
 import signal
-from contextlib import closing
+from contextlib import closing, suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -64,7 +64,12 @@ def worker(
     ] = None,
     memory_mb: Annotated[
         int | None,
-        typer.Option("--memory-mb", min=0, help="Memory that a job may need.", show_default="that of this machine"),
+        typer.Option(
+            "--memory-mb",
+            min=0,
+            help="Memory that a job may need.",
+            show_default="the machine's or container's",
+        ),
     ] = None,
     handlers: Annotated[
         str | None,
@@ -229,5 +234,14 @@ def _token_in(path: Path) -> str:
     return token
 
 
+_MEMORY_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+"""Where the kernel says what a container may have, in either of its ways."""
+
+
 def _memory_mb() -> int:
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // (1024 * 1024)
+    """This machine's, or this container's if it may have less."""
+    most = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    for place in _MEMORY_LIMITS:
+        with suppress(OSError, ValueError):  # not there, or `max`
+            most = min(most, int(Path(place).read_text()))
+    return most // (1024 * 1024)

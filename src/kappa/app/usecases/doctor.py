@@ -3,11 +3,13 @@
 import os
 import shutil
 import socket
+import stat
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from enum import StrEnum
 from http.client import HTTPConnection
+from importlib.util import find_spec
 from pathlib import Path
 
 import psycopg
@@ -26,6 +28,8 @@ EXTENSIONS = sql["extensions"]
 
 LITTLE_DISK = 5 * 1024**3
 TOO_LITTLE_DISK = 512 * 1024**2
+
+KERNELS = ("kappa.graph.query._hops", "kappa.graph.query._dots")
 
 WITH_EXTENSION = {
     "vector": "nearest vectors can be found through an index",
@@ -61,7 +65,10 @@ def examine(settings: Settings, say: Callable[[str], None]) -> list[Finding]:
         except (KappaError, psycopg.Error) as error:
             found = " ".join(str(error).split())
             findings.append(Finding("server", Level.PROBLEM, found, "nothing works without a database"))
-    return [*_of_variables(), *findings, _of_disk(settings.home), _of_containers(), _of_sandbox(settings)]
+    return [
+        *_of_variables(), *findings, *_of_home(settings.home), _of_disk(settings.home), _of_kernel(), _of_containers(),
+        _of_sandbox(settings),
+    ]  # fmt: skip
 
 
 def _of_variables() -> Iterator[Finding]:
@@ -122,6 +129,23 @@ def _of_schema(connection: psycopg.Connection[Row]) -> Finding:
     return Finding("schema", Level.OK, "up to date", "nothing to migrate")
 
 
+def _of_home(home: Path) -> Iterator[Finding]:
+    place = home.expanduser().absolute()
+    if place.exists() and place.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+        follows = f"no secret in it is readable for them, its names are: chmod 700 {home} closes it"
+        yield Finding("home", Level.NOTE, f"{home} is open to other users of this machine", follows)
+
+
+def _of_kernel() -> Finding:
+    if find_spec("numpy") is None:
+        return Finding("kernel", Level.NOTE, "numpy is missing", "the graph can't be asked here: install kappa[graph]")
+    missing = [name for name in KERNELS if find_spec(name) is None]
+    if missing:
+        follows = "questions are answered by numpy, several times slower: a C compiler was missing at the installation"
+        return Finding("kernel", Level.NOTE, f"not compiled: {', '.join(missing)}", follows)
+    return Finding("kernel", Level.OK, "compiled", "questions to the graph in memory are answered by C")
+
+
 def _of_disk(home: Path) -> Finding:
     place = home.expanduser().absolute()
     while not place.exists():
@@ -169,7 +193,7 @@ def _of_sandbox(settings: Settings) -> Finding:
     if found.sandboxed:
         memory = "the memory of a run's processes together is checked ten times a second"
         return Finding("sandbox", Level.OK, found.summary, f"tools that run as processes are sandboxed; {memory}")
-    follows = f"install bubblewrap 0.8 or newer, or set {sandbox.UNSANDBOXED}=yes"
+    follows = f"{found.remedy}, or set {sandbox.UNSANDBOXED}=yes"
     if not settings.tools_need_sandbox:
         follows = "tools can read everything that Kappa's user can read"
     return Finding("sandbox", Level.NOTE, found.summary, f"{found.reason}; {follows}")

@@ -22,6 +22,8 @@ INSIDE = "/tmp/kappa"  # noqa: S108
 SHM_MB = 64
 """What `/dev/shm` holds, as in Docker."""
 UNSANDBOXED = "KAPPA_UNSANDBOXED_TOOLS"
+INSTALL = "install bubblewrap 0.8 or newer"
+ALLOW = "have bubblewrap 0.8 or newer, and let it make namespaces (in a container: docs/deploy.md has the options)"
 
 _PROBE_TIMEOUT = 30.0
 _LINKED_DIRECTORIES = ("bin", "lib", "lib32", "lib64", "libx32", "sbin")
@@ -37,11 +39,12 @@ _ETC_PATTERNS = (
 class SandboxMissing(RunnerUnavailable):
     """Tools can't be sandboxed here and must not run without a sandbox."""
 
-    def __init__(self, reason: str) -> None:
+    def __init__(self, reason: str, remedy: str) -> None:
         self.reason = reason
+        self.remedy = remedy
         super().__init__(
-            f"process tools are refused on this host because there is no sandbox: {reason}; install bubblewrap 0.8 or "
-            f"newer, or set {UNSANDBOXED}=yes to run tools without one"
+            f"process tools are refused on this host because there is no sandbox: {reason}; {remedy}, or set "
+            f"{UNSANDBOXED}=yes to run tools without one"
         )
 
 
@@ -97,7 +100,7 @@ def find() -> Bubblewrap:
     """The sandbox that works here."""
     program = shutil.which("bwrap")
     if program is None:
-        raise SandboxMissing("bubblewrap is not installed")
+        raise SandboxMissing("bubblewrap is not installed", INSTALL)
     errors: list[str] = []
     for nested in [True, False] if os.geteuid() == 0 else [False]:
         found = Bubblewrap(program, seccomp.program(), nested)
@@ -105,7 +108,7 @@ def find() -> Bubblewrap:
         if error is None:
             return found
         errors.append(error)
-    raise SandboxMissing(f"{program} doesn't work ({errors[0]})")
+    raise SandboxMissing(f"{program} doesn't work ({errors[0]})", ALLOW)
 
 
 class SandboxState(NamedTuple):
@@ -115,6 +118,8 @@ class SandboxState(NamedTuple):
     summary: str
     reason: str | None = None
     """What is wrong with the sandbox, if there is none."""
+    remedy: str | None = None
+    """What to do to have one."""
 
 
 def state(*, unsandboxed: bool) -> SandboxState:
@@ -123,7 +128,7 @@ def state(*, unsandboxed: bool) -> SandboxState:
         found = find()
     except SandboxMissing as missing:
         what = f"tools run unsandboxed ({UNSANDBOXED}=yes)" if unsandboxed else "process tools are refused"
-        return SandboxState(sandboxed=False, summary=f"none: {what}", reason=missing.reason)
+        return SandboxState(sandboxed=False, summary=f"none: {what}", reason=missing.reason, remedy=missing.remedy)
     summary = "bubblewrap" if found.filter is not None else "bubblewrap, without seccomp: libseccomp is not installed"
     return SandboxState(sandboxed=True, summary=summary)
 

@@ -387,7 +387,7 @@ class EmbeddedServer:
         with suppress(FileNotFoundError):
             self._log.replace(self._log.with_suffix(".log.1"))
         lock = FileLock.wait(self._root / "server.lock", lambda: None)
-        with lock, self._log.open("wb") as output, Passage(account) as passage:
+        with lock, open(self._log, "wb", opener=_private) as output, Passage(account) as passage:
             command = [
                 str(binaries.program("postgres")),
                 "-D",
@@ -549,3 +549,8 @@ def _is_free(port: int) -> bool:
 def _holder(path: Path) -> Holder:
     pid, _, who = path.read_text(encoding="utf-8").partition(" ")
     return Holder(int(pid or 0), who)
+
+
+def _private(path: str, flags: int) -> int:
+    """For its owner alone to read: statements that failed stand in it, with what was in them."""
+    return os.open(path, flags, 0o600)

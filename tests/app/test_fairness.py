@@ -16,7 +16,7 @@ from kappa.app.permissions import Permission
 from kappa.app.settings import Settings
 from kappa.app.usecases.ingest import Ingestions
 from kappa.app.usecases.jobs import Jobs
-from kappa.app.usecases.limits import LiveJobs
+from kappa.app.usecases.limits import LIVE_JOBS, LiveJobs
 from kappa.app.usecases.principal import Principal
 from kappa.app.usecases.questions import Asking
 from kappa.app.usecases.turns import CALLER, Turns
@@ -121,6 +121,18 @@ async def test_many_requests_at_once_make_no_more_jobs_than_are_allowed(site: Si
     answers = await asyncio.gather(*(contributor.post("/jobs", json=LATER) for _ in range(40)))
     assert {answer.status_code for answer in answers} == {201, 429}
     assert connection.execute("SELECT count(*) FROM kappa.jobs").fetchone() == (5,)
+
+
+async def test_what_one_person_has_is_counted_without_a_look_at_what_others_have(
+    site: Site, connection: Connection
+) -> None:
+    connection.execute(
+        "INSERT INTO kappa.jobs (lane, kind, state, submitted_by) "
+        "SELECT 'system', 'self_test', 'queued', 'user ' || n % 500 FROM generate_series(1, 20000) AS n"
+    )
+    connection.execute("ANALYZE kappa.jobs")
+    plan = connection.execute(b"EXPLAIN " + LIVE_JOBS.sql, {"name": "user 7", "most": 1000}).fetchall()
+    assert any("jobs_submitter" in line for (line,) in plan), plan
 
 
 async def test_a_self_test_of_an_hour_is_refused(site: Site) -> None:

@@ -1,2 +1,3 @@
 -- name: live_jobs
-SELECT count(*) FROM (SELECT FROM kappa.jobs AS j WHERE j.submitted_by = %(name)s::text LIMIT %(most)s::int) AS live;
+-- The index of submitters is in this order.
+SELECT count(*) FROM (SELECT FROM kappa.jobs AS j WHERE j.submitted_by = %(name)s::text COLLATE "C" LIMIT %(most)s::int) AS live;

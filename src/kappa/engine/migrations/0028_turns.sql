@@ -143,8 +143,9 @@ BEGIN
                     'kind, payload, priority, (SELECT j.submitted_by FROM kappa.jobs AS j WHERE j.id = parent), NULL, parent,');
 END $$;
 
--- How many live jobs somebody has is counted where jobs are taken in.
-CREATE INDEX jobs_submitter ON kappa.jobs (submitted_by) WHERE submitted_by IS NOT NULL;
+-- How many live jobs somebody has is counted where jobs are taken in. In no order that a claim asks for: on its way to a
+-- lane's next submitter it would read the jobs of all lanes here.
+CREATE INDEX jobs_submitter ON kappa.jobs (submitted_by COLLATE "C") WHERE submitted_by IS NOT NULL;
 
 -- Of what is claimed in turn, token_floor is null: below the last of these there is more to claim.
 CREATE OR REPLACE FUNCTION kappa.claim(

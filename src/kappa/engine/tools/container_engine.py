@@ -4,7 +4,6 @@ Every call ends in time. What the engine can't do now is `RunnerUnavailable`, wh
 it says about a container or its command is a value or an error of its own. Nothing here knows of runs.
 """
 
-import io
 import tarfile
 import threading
 import time
@@ -150,14 +149,16 @@ class ContainerEngine:
 
         Docker refuses this where the root is read-only.
         """
-        archive = io.BytesIO()
-        with tarfile.open(fileobj=archive, mode="w") as tar:
-            for path in sorted(paths):
-                entry = tarfile.TarInfo(path.lstrip("/"))
-                entry.type, entry.mode = tarfile.DIRTYPE, 0o1777
-                tar.addfile(entry)
+        archive = bytearray()
+        for path in sorted(paths):
+            entry = tarfile.TarInfo(path.lstrip("/"))
+            entry.type, entry.mode = tarfile.DIRTYPE, 0o1777
+            archive += entry.tobuf()
+        # Two empty blocks are the end. Podman reads no further, and fails at times because of the rest of a whole
+        # record, with which a TarFile would end.
+        archive += bytes(2 * tarfile.BLOCKSIZE)
         with self._answers() as client:
-            client.put_archive(name, "/", archive.getvalue())
+            client.put_archive(name, "/", bytes(archive))
 
     def volumes(self, image: str) -> list[str]:
         """Where an image asks for directories of its own on the host's disk."""

@@ -250,6 +250,26 @@ def test_a_table_that_somebody_has_locked_is_named_and_the_next_start_goes_on(
         assert privileges(session) == (False, False, False, False, False, 0)
 
 
+def test_roles_are_not_changed_while_a_session_would_stay_the_superusers(
+    embedded: EmbeddedServer, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That of an earlier version's server, which holds no lock, and would own what it makes later."""
+    make_earlier_cluster(home, OWNER, ["CREATE TABLE kept AS SELECT 1 AS n", "CREATE ROLE postgres"])
+    with pytest.raises(ServerFailed, match="already"):
+        embedded.start()
+    password = (home / "postgres" / "password").read_text()
+    address = f"postgresql://kappa:{password}@127.0.0.1:{embedded.status().port}/kappa"
+    monkeypatch.setattr(roles, "LEAVING", 0.0)
+    with psycopg.connect(address, autocommit=True, application_name="kappa queue") as session:
+        session.execute("DROP ROLE postgres")
+        with pytest.raises(ServerFailed, match="while it is in use by kappa queue: end that, and start again"):
+            embedded.start()
+        session.execute("CREATE TABLE made_later AS SELECT 1 AS n")
+    monkeypatch.undo()
+    with psycopg.connect(embedded.start()) as session:
+        assert (privileges(session), owned_by_superuser(session)) == ((False, False, False, False, False, 0), [])
+
+
 def test_several_that_start_at_once_change_the_roles_once(embedded: EmbeddedServer, home: Path) -> None:
     make_earlier_cluster(home, OWNER, THINGS)
     with ThreadPoolExecutor(3) as threads:

@@ -5,6 +5,7 @@ server's files and programs. In clusters of earlier versions `kappa` was the sup
 elsewhere.
 """
 
+import time
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -27,8 +28,17 @@ WHAT_IS_THERE = statements["what_is_there"]
 IS_FIRST_SUPERUSER = statements["is_first_superuser"]
 DATABASES = statements["databases"]
 OWNED_BY_FIRST_SUPERUSER = statements["owned_by_first_superuser"]
+OTHER_SESSIONS = statements["other_sessions"]
+END_OTHER_SESSIONS = statements["end_other_sessions"]
+
+LEAVING = 1.0
+"""Seconds that a session which was closed has to be gone."""
 
 Session = psycopg.Connection[tuple[object, ...]]
+
+
+class InUse(ServerFailed):
+    """Others have sessions that would stay the superuser's."""
 
 
 def ensure(connection: Session, password: str) -> None:
@@ -46,15 +56,18 @@ def demote(connect: Callable[[str, str], Session], password: str, superuser_pass
     """Make the cluster of an earlier version one with both roles: `connect` takes a role and a database.
 
     The superuser gets another name, and an ordinary role takes over its name, its password and what it owns. Who
-    knows the old address goes on. Each database is done whole or not at all, and what was done is left alone.
+    knows the old address goes on. Each database is done whole or not at all, and what was done is left alone. Refused
+    while an earlier version is connected: its sessions would stay the superuser's, and so would what they make.
     """
     try:
         connection = connect(SUPERUSER, "postgres")
     except psycopg.OperationalError:
         with _connect_home(connect) as connection:
+            _refuse_others(connection)
             _split(connection, password, superuser_password)
         connection = connect(SUPERUSER, "postgres")
     with connection:
+        connection.execute(END_OTHER_SESSIONS.sql)  # of who came in between
         databases = connection.execute(DATABASES.sql).fetchall()
         for name, give_away in databases:
             if give_away:
@@ -69,6 +82,14 @@ def _connect_home(connect: Callable[[str, str], Session]) -> Session:
         return connect(ROLE, DATABASE)
     except psycopg.OperationalError:
         return connect(ROLE, "postgres")  # it was never made
+
+
+def _refuse_others(connection: Session) -> None:
+    until = time.monotonic() + LEAVING
+    while names := [str(name) for (name,) in connection.execute(OTHER_SESSIONS.sql).fetchall()]:
+        if time.monotonic() > until:
+            raise InUse(", ".join(dict.fromkeys(names)))
+        time.sleep(0.02)
 
 
 def _split(connection: Session, password: str, superuser_password: str) -> None:

@@ -6,6 +6,18 @@ SELECT EXISTS (SELECT FROM pg_roles WHERE rolname = %(role)s),
 -- Whether this session is that of the role which initdb made.
 SELECT oid = 10 FROM pg_roles WHERE rolname = session_user;
 
+-- name: other_sessions
+-- Of the first superuser, beside this one. What a session may do stays as it is when its role gets another name.
+SELECT coalesce(nullif(application_name, ''), 'a client')
+  FROM pg_stat_activity
+ WHERE usesysid = 10 AND backend_type = 'client backend' AND pid <> pg_backend_pid()
+ ORDER BY backend_start;
+
+-- name: end_other_sessions
+SELECT pg_terminate_backend(pid)
+  FROM pg_stat_activity
+ WHERE usesysid = 10 AND backend_type = 'client backend' AND pid <> pg_backend_pid();
+
 -- name: databases
 -- All that can be connected to, with whether they are the first superuser's to give away.
 SELECT datname, datdba = 10 AND datname <> 'postgres'

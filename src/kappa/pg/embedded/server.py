@@ -462,8 +462,10 @@ class EmbeddedServer:
 
             try:
                 roles.demote(connect, self._cluster.password.read(), superuser_password)
-            except pg_errors.LockNotAvailable as error:
-                users = ", ".join(f"{holder}" for holder in self._holders()) or "another program"
+            except (pg_errors.LockNotAvailable, roles.InUse) as error:
+                others = [str(holder) for holder in self._holders() if holder.pid != os.getpid()]
+                found = str(error) if isinstance(error, roles.InUse) else "another program"
+                users = ", ".join(others) or found
                 raise ServerFailed(
                     f"the database can't be given to a role that is not a superuser while it is in use by {users}: "
                     f"end that, and start again"

@@ -116,6 +116,29 @@ async def test_who_has_many_live_jobs_is_told_to_wait_and_others_are_not(site: S
     assert (await contributor.post(f"/jobs/{ids[0]}/retry")).status_code == 429
 
 
+async def test_a_retry_counts_for_whom_it_is_made(site: Site, connection: Connection) -> None:
+    client = await limited(site, 3)
+    contributor, curator = await client("contributor"), await client("curator")
+    job = (await contributor.post("/jobs", json=LATER)).json()["id"]
+    assert (await contributor.post(f"/jobs/{job}/cancel")).status_code == 200
+    answers = [await curator.post(f"/jobs/{job}/retry") for _ in range(4)]
+    assert [answer.status_code for answer in answers] == [201, 201, 201, 429]
+    assert answers[-1].json()["detail"].startswith("contributor has 3 jobs that are not over")
+    assert (await curator.post("/jobs", json=LATER)).status_code == 201
+
+
+async def test_the_documents_of_one_submission_are_one_job_to_the_limit(site: Site, connection: Connection) -> None:
+    contributor = await (await limited(site, 2))("contributor")
+    parent = (await contributor.post("/jobs", json=LATER)).json()["id"]
+    connection.execute(
+        "INSERT INTO kappa.jobs (lane, kind, state, submitted_by, parent_id, spawn_key) "
+        "SELECT 'system', 'self_test', 'queued', 'contributor', %s, n::text FROM generate_series(1, 5) AS n",
+        [parent],
+    )
+    assert (await contributor.post("/jobs", json=LATER)).status_code == 201
+    assert (await contributor.post("/jobs", json=LATER)).status_code == 429
+
+
 async def test_many_requests_at_once_make_no_more_jobs_than_are_allowed(site: Site, connection: Connection) -> None:
     contributor = await (await limited(site, 5))("contributor")
     answers = await asyncio.gather(*(contributor.post("/jobs", json=LATER) for _ in range(40)))

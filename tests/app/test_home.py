@@ -2,6 +2,7 @@
 
 import json
 import os
+import stat
 from pathlib import Path
 
 from kappa.app import home as app_home
@@ -47,6 +48,27 @@ def test_what_a_killed_server_left_is_gone_when_the_next_one_begins(home: Path) 
             assert not again.exists()
             assert list(own.iterdir()) == []
     assert not own.exists()
+
+
+def test_what_a_living_server_of_an_earlier_version_has_stays(home: Path) -> None:
+    """It holds no lock: its pid is all that there is to go by."""
+    with Script("print(42, flush=True); input()") as earlier:
+        earlier.line()
+        said, spool = home / "servers" / f"{earlier.process.pid}.json", home / "spool" / str(earlier.process.pid)
+        said.parent.mkdir(parents=True)
+        said.write_text(json.dumps({"pid": earlier.process.pid, "url": "http://127.0.0.1:8420"}))
+        spool.mkdir(parents=True)
+        for there in (True, False):
+            assert app_home.running(home) == []
+            with app_home.own_directory(home, "spool"):
+                assert (said.exists(), spool.exists()) == (there, there)
+            earlier.kill()
+
+
+def test_the_home_is_its_owners_alone(home: Path) -> None:
+    with app_home.announced(home, "http://127.0.0.1:8420"), app_home.own_directory(home, "spool") as own:
+        for place in (home, home / "servers", own.parent, own):
+            assert stat.S_IMODE(place.stat().st_mode) == 0o700, place
 
 
 def test_what_a_living_server_has_stays(home: Path) -> None:

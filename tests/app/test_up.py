@@ -225,6 +225,18 @@ def test_a_port_that_nobody_asked_for_may_be_the_next_one() -> None:
             pass
 
 
+@pytest.mark.parametrize("options", [[], ["--workers", "1"]], ids=["one process", "a worker process"])
+def test_a_server_ends_in_order_although_a_handler_is_still_within_a_library(
+    start_up: Callable[..., Up], options: list[str]
+) -> None:
+    up = start_up(*options, env={"KAPPA_HANDLERS": gated.PLACE, "KAPPA_GRACE": "0.2"})
+    with up.client() as client:
+        job = client.post("/jobs", json={"kind": "in_a_library"}).raise_for_status().json()["id"]
+        eventually(lambda: client.get(f"/jobs/{job}").json()["progress"], what="it is in the library")
+    assert up.stop() == 0
+    assert "ended with" not in up.said
+
+
 @pytest.mark.parametrize("options", [["--no-api", "--workers", "2"], ["--api-only", "--workers", "2"], ["--port", "x"]])
 def test_options_that_make_no_sense_together_are_refused(home: Path, options: list[str]) -> None:
     assert kg("up", *options, home=home).returncode == 2

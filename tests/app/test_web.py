@@ -372,6 +372,14 @@ async def test_a_lane_that_can_not_be_so_keeps_what_was_typed(admin: Browser) ->
     assert 'value="17"' in answer.text
 
 
+@pytest.mark.parametrize("slots", ["1.000", "1e1", "1_0", "", "1.5"])
+async def test_what_is_not_digits_is_no_number_of_slots(admin: Browser, slots: str) -> None:
+    fields = {"poll_interval_ms": "500", "lease_ttl": "60", "stale_timeout": "60", "executor": "thread"}
+    answer = await admin.post("/ui/lanes/system", kinds="restore", max_slots=slots, **fields)
+    assert answer.status_code == 422
+    assert fault(answer).startswith("max slots: ")
+
+
 async def test_a_new_token_is_shown_once_and_in_no_address(site: Site, admin: Browser) -> None:
     answer = await admin.post("/ui/account/tokens", name="laptop", days="30", scopes=["account:use"])
     (secret,) = re.findall(r"kappa_[\w-]{43}", answer.text)

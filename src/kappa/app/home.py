@@ -20,6 +20,16 @@ class Running:
     url: str
 
 
+def make(home: Path, *below: str) -> Path:
+    """The home, or a directory in it, for its owner alone."""
+    place = home.expanduser()
+    place.mkdir(parents=True, exist_ok=True, mode=0o700)
+    for name in below:
+        place /= name
+        place.mkdir(exist_ok=True, mode=0o700)
+    return place
+
+
 def token_file(home: Path) -> Path:
     return home.expanduser() / "operator.token"
 
@@ -40,8 +50,7 @@ def write_token(home: Path, secret: str) -> Path:
 @contextmanager
 def announced(home: Path, url: str) -> Generator[None]:
     """Let `kg` on this machine find the server while the block lasts."""
-    directory = _directory(home)
-    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    directory = make(home, "servers")
     path = directory / f"{_new_name()}.json"
     draft = path.with_suffix(".draft")
     with FileLock.wait(draft, lambda: None):
@@ -60,12 +69,12 @@ def running(home: Path) -> list[Running]:
     it by now, or the same one in the next container.
     """
     found: list[tuple[float, Running]] = []
-    for path in _directory(home).glob("*.json"):
+    for path in (home.expanduser() / "servers").glob("*.json"):
         with suppress(OSError, ValueError, KeyError, TypeError):
             if is_held(path):
                 said = json.loads(path.read_text())
                 found.append((path.stat().st_mtime, Running(said["pid"], said["url"])))
-            else:
+            elif not _is_of_earlier_version(path):
                 path.unlink(missing_ok=True)
     return [server for _, server in sorted(found, key=lambda one: one[0])]
 
@@ -73,10 +82,9 @@ def running(home: Path) -> list[Running]:
 @contextmanager
 def own_directory(home: Path, purpose: str) -> Generator[Path]:
     """An empty directory of this process; gone when the block ends, or when the next one finds its lock free."""
-    place = home.expanduser() / purpose
-    place.mkdir(parents=True, exist_ok=True, mode=0o700)
+    place = make(home, purpose)
     for left in [path for path in place.iterdir() if path.is_dir()]:
-        if not is_held(lock := left.with_suffix(".lock")):
+        if not is_held(lock := left.with_suffix(".lock")) and not _is_of_earlier_version(left):
             shutil.rmtree(left, ignore_errors=True)
             lock.unlink(missing_ok=True)
     own = place / _new_name()
@@ -89,8 +97,17 @@ def own_directory(home: Path, purpose: str) -> Generator[Path]:
             lock.path.unlink()
 
 
-def _directory(home: Path) -> Path:
-    return home.expanduser() / "servers"
+def _is_of_earlier_version(path: Path) -> bool:
+    """Whether a living server of an earlier version may have this: it held no lock, and gave things its pid's name."""
+    if not path.stem.isdecimal() or int(path.stem) == os.getpid():
+        return False
+    try:
+        os.kill(int(path.stem), 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 def _new_name() -> str:
@@ -100,7 +117,7 @@ def _new_name() -> str:
 
 def _write(path: Path, text: str) -> None:
     """Whole or not at all, and only for its owner to read."""
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    make(path.parent)
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     draft.unlink(missing_ok=True)
     with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:  # noqa: PTH123

@@ -91,6 +91,7 @@ def up(
     settings: Settings, options: Options, say: Callable[[str], None], greet: Callable[[Up], None], *, any_port: bool
 ) -> None:
     """Serve until a signal comes, then drain."""
+    home.make(settings.home)
     log_lines = logs.writing(settings.log_format, settings.log_level)
     with log_lines, wiring.open_database(settings, "kg up", say) as database:
         database.check_capacity()

@@ -3,13 +3,17 @@
 import os
 import re
 import sys
-from typing import Any
+import threading
+from typing import Any, NoReturn
 
 FAILED = 1
 NONSENSE = 2
 NO_SERVER = 3
 NOT_ALLOWED = 4
 INTERRUPTED = 130
+
+HANDLER = "kappa-job-"
+"""Threads of this name run handlers (`kappa.engine.threads`, which not every command has to load)."""
 
 EXIT_CODES = {
     0: "done",
@@ -41,7 +45,7 @@ def main() -> None:
         # Alone it would draw a box around what was typed wrong.
         code = app(prog_name="kg", standalone_mode=False)
         sys.stdout.flush()  # here a full disk is an error of one line; at the interpreter's end it would be a traceback
-        sys.exit(code if isinstance(code, int) else 0)
+        _end(code if isinstance(code, int) else 0)
     except ModuleNotFoundError as error:
         sys.exit(f"kg: {error.name} is missing: this command needs the extra kappa[app]")
     except KeyboardInterrupt:
@@ -66,6 +70,14 @@ def main() -> None:
             raise
         sys.stderr.write(f"kg: {printable(' '.join(str(error).split()))}\n")
         sys.exit(_exit_code(error))
+
+
+def _end(code: int) -> NoReturn:
+    """The interpreter's end takes down what a handler still uses that outlived its grace: a library in C may abort."""
+    if any(thread.name.startswith(HANDLER) and thread.is_alive() for thread in threading.enumerate()):
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
 
 
 def _usage(error: Any) -> str:

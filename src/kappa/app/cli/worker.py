@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from pydantic import SecretStr, ValidationError
 
-from kappa.app import logs, remote, settings, wiring
+from kappa.app import home, logs, remote, settings, wiring
 from kappa.app.cli import show, values
 from kappa.app.cli.values import BadInput
 from kappa.app.settings import LogFormat, Settings
@@ -108,7 +108,7 @@ def worker(
         update={field: value for field, value in given.items() if value is not None}
     )
     found = remote.find(configured)
-    place = (work_dir or configured.home / "worker").expanduser().absolute()
+    place = (work_dir or home.make(configured.home) / "worker").expanduser().absolute()
     # What does the work takes a while to load, and no other command needs it.
     from kappa.engine.fleet.agent import AgentConfig
     from kappa.engine.fleet.journal import Journal

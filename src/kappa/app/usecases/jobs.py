@@ -98,7 +98,7 @@ class Jobs:
             return done
 
         check_priority(who, job.priority)
-        async with self._live.one_more(who):
+        async with self._live.one_more(who, job.submitted_by):
             return await self._act(who, job_id, "job.retry", act)
 
     async def prioritise(self, who: Principal, job_id: int, priority: int, *, any_job: bool = False) -> Job:

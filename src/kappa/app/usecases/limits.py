@@ -38,6 +38,7 @@ class _Account:
 class LiveJobs:
     """How many jobs that are not over each person may have: those that run, wait, and await approval.
 
+    Children of a job are not counted: one submission may have thousands, and they are bounded by what was uploaded.
     Those who run the server (`workers:manage`) have as many as they like. Each server counts for itself: with several,
     what is asked of all of them in the same second may go beyond the limit.
     """
@@ -48,19 +49,23 @@ class LiveJobs:
         self._accounts: dict[str, _Account] = {}
 
     @asynccontextmanager
-    async def one_more(self, who: Principal) -> AsyncGenerator[None]:
-        """Around what makes a job of this person. Not within a transaction: it may take a connection."""
+    async def one_more(self, who: Principal, owner: str | None = None) -> AsyncGenerator[None]:
+        """Around what makes a job of this person, or by this person one of `owner`'s.
+
+        Not within a transaction: it may take a connection.
+        """
         if who.may(Permission.WORKERS_MANAGE):
             yield
             return
-        account = self._accounts.setdefault(who.name, _Account())
+        name = owner or who.name
+        account = self._accounts.setdefault(name, _Account())
         async with account.lock:
             if account.room <= 0 or time.monotonic() - account.counted_at > TRUSTED_FOR:
                 account.counted_at = time.monotonic()
-                account.room = self._most - account.under_way - await self._count(who.name)
+                account.room = self._most - account.under_way - await self._count(name)
             if account.room <= 0:
                 raise Throttled(
-                    f"{who.name} has {self._most} jobs that are not over, and no more are allowed: "
+                    f"{name} has {self._most} jobs that are not over, and no more are allowed: "
                     "wait until some have ended, or cancel some",
                     TRY_AGAIN,
                 )

@@ -9,7 +9,7 @@ from starlette.responses import Response
 from kappa.app.errors import NotFound, Refused
 from kappa.app.permissions import Permission
 from kappa.app.usecases.overview import COUNTED, LaneGlance
-from kappa.app.web.pages import Pages, Visit
+from kappa.app.web.pages import Pages, Visit, Whole
 from kappa.engine import Executor
 from kappa.pg import KappaError
 
@@ -20,8 +20,8 @@ class LaneForm(BaseModel):
     """A lane as its form has it; durations are seconds."""
 
     kinds: str = ""
-    max_slots: int = Field(ge=1, le=1_000_000)
-    poll_interval_ms: int = Field(ge=10, le=3_600_000)
+    max_slots: Whole = Field(ge=1, le=1_000_000)
+    poll_interval_ms: Whole = Field(ge=10, le=3_600_000)
     lease_ttl: float = Field(ge=1, le=86400, allow_inf_nan=False)
     stale_timeout: float = Field(gt=0, le=30 * 86400, allow_inf_nan=False)
     executor: Executor

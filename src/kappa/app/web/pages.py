@@ -6,13 +6,15 @@ wanted to go. Every form carries the session's CSRF token; nothing is changed wi
 
 import json
 import logging
+import re
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 from urllib.parse import urlencode
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, BeforeValidator, ValidationError
+from pydantic_core import PydanticKnownError
 from starlette.datastructures import FormData, UploadFile
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
@@ -30,6 +32,16 @@ from kappa.app.web.rendering import Templates
 log = logging.getLogger(__name__)
 
 M = TypeVar("M", bound=BaseModel)
+
+
+def _digits_alone(value: object) -> object:
+    if isinstance(value, str) and re.fullmatch(r"\s*[+-]?[0-9]+\s*", value) is None:
+        raise PydanticKnownError("int_parsing")
+    return value
+
+
+Whole = Annotated[int, BeforeValidator(_digits_alone)]
+"""A whole number of a form: 1.000, which is a thousand to many people, is not taken for one."""
 
 PREFIX = "/ui"
 SIGN_IN = f"{PREFIX}/sign-in"

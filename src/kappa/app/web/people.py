@@ -11,7 +11,7 @@ from kappa.app.errors import AppError, Refused
 from kappa.app.permissions import MEANING, Permission
 from kappa.app.usecases import audit
 from kappa.app.usecases.credentials import NewToken, WorkerLimits
-from kappa.app.web.pages import SIGN_IN, Pages, Visit, listed
+from kappa.app.web.pages import SIGN_IN, Pages, Visit, Whole, listed
 
 pages = Pages()
 
@@ -23,8 +23,8 @@ class TokenForm(BaseModel):
     days: Annotated[float, Field(gt=0, le=3650, allow_inf_nan=False)] | None = None
     scopes: list[str] | None = None
     kinds: list[Kind] | None = None
-    machines: int | None = Field(default=None, ge=1, lt=2**31)
-    requests_per_minute: int | None = Field(default=None, ge=1, lt=2**31)
+    machines: Whole | None = Field(default=None, ge=1, lt=2**31)
+    requests_per_minute: Whole | None = Field(default=None, ge=1, lt=2**31)
 
     @property
     def limits(self) -> WorkerLimits:

@@ -145,7 +145,7 @@ END $$;
 
 -- How many live jobs somebody has is counted where jobs are taken in. In no order that a claim asks for: on its way to a
 -- lane's next submitter it would read the jobs of all lanes here.
-CREATE INDEX jobs_submitter ON kappa.jobs (submitted_by COLLATE "C") WHERE submitted_by IS NOT NULL;
+CREATE INDEX jobs_submitter ON kappa.jobs (submitted_by COLLATE "C") WHERE submitted_by IS NOT NULL AND parent_id IS NULL;
 
 -- Of what is claimed in turn, token_floor is null: below the last of these there is more to claim.
 CREATE OR REPLACE FUNCTION kappa.claim(

@@ -26,7 +26,7 @@ from psycopg import sql as composing
 from kappa.graph.errors import BadQuestion, GraphFailed
 from kappa.graph.model import Concept, Relation, RelationType
 from kappa.graph.query.backend import Vocabulary, Way
-from kappa.graph.store.adjacency import INT8, Allowed, Ints, int_array, unpack
+from kappa.graph.store.adjacency import INT8, Allowed, Ints, int_array, result_of, unpack
 from kappa.graph.store.relations import Link
 from kappa.pg import queries
 from kappa.pg.queries import Answer, Query, Row
@@ -223,8 +223,7 @@ class AgeBackend:
         if types is not None and not types:
             return _NONE, _NONE, _NONE
         with self._there():
-            result = connection.execute(self._statement(connection, query, types), params, binary=True).pgresult
-        assert result is not None
+            result = result_of(connection.execute(self._statement(connection, query, types), params, binary=True))
         columns = [unpack(result.get_value(0, column), INT8) for column in range(result.nfields)]
         first, second, third = columns + [_NONE] * (3 - len(columns))
         return first, second, third

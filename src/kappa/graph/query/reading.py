@@ -12,7 +12,7 @@ from psycopg import Connection
 from kappa.graph.query.backend import SqlBackend
 from kappa.graph.query.snapshot import Delta, Rows, Snapshot, build
 from kappa.graph.store import adjacency, clock
-from kappa.graph.store.adjacency import Ints
+from kappa.graph.store.adjacency import Ints, result_of
 from kappa.pg.queries import Row
 
 BYTES_PER_EDGE = 14
@@ -100,9 +100,7 @@ def touched_nodes(connection: Connection[Row], since: int) -> Ints | None:
 
 
 def _touched(connection: Connection[Row], since: int) -> dict[str, list[Any]]:
-    cursor = connection.execute(clock.CHANGES.sql, {"since": since}, binary=True)
-    result = cursor.pgresult
-    assert result is not None
+    result = result_of(connection.execute(clock.CHANGES.sql, {"since": since}, binary=True))
     touched: dict[str, list[Any]] = defaultdict(list)
     for row in range(result.ntuples):
         kind = result.get_value(row, 0)

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Generic, TypeVar
 
 import psycopg
@@ -56,15 +56,14 @@ class _Work(Generic[T]):
     def take(self, connection: Connection[Row], limits: Limits) -> None:
         """Run statements until none is left, or none can be run any more."""
         # One that fails must not take the transaction along, whose snapshot the others need.
-        guard = connection.transaction if len(self.results) > 1 else nullcontext
+        several = len(self.results) > 1
         while True:
             try:
                 place, act = self._rest.pop()
             except IndexError:
                 return
             try:
-                _go_on(connection, limits)
-                with guard():
+                with _guarded(connection) if several else nullcontext():
                     self.results[place] = timed(connection, limits, act)
             except Stopped as stopped:
                 self.errors.append(stopped)
@@ -170,13 +169,16 @@ def stop_threads(threads: Sequence[threading.Thread], cancel: Cancel) -> None:
 
 
 def timed(connection: Connection[Row], limits: Limits, act: Callable[[Connection[Row]], T]) -> T:
-    """Run a statement that the server itself ends at the deadline. The connection is in a transaction."""
+    """Run a statement that the server itself ends at the deadline: one round trip, in the transaction of `_begun`."""
     _go_on(connection, limits)
     try:
         connection.execute(_server_keeps(limits))
         return act(connection)
-    except errors.QueryCanceled:
-        raise Stopped(limits.stop() or OUT_OF_TIME) from None
+    except psycopg.Error as error:
+        _go_on_after_error(connection)
+        if isinstance(error, errors.QueryCanceled):
+            raise Stopped(limits.stop() or OUT_OF_TIME) from None
+        raise
 
 
 def _go_on(connection: Connection[Row], limits: Limits) -> None:
@@ -191,23 +193,60 @@ def _server_keeps(limits: Limits) -> sql.Composed:
     return sql.SQL("SET LOCAL statement_timeout = {}").format(max(1, int(limits.left * 1000)))
 
 
+# `Connection.transaction` waits for each of its own statements, also within a pipeline. Those of the next two travel
+# with the statements between.
+
+
+@contextmanager
+def _begun(connection: Connection[Row], *begin: sql.SQL | sql.Composed) -> Generator[None]:
+    """A transaction, and a pipeline for as long as it lasts."""
+    with connection.pipeline():
+        try:
+            for statement in begin:
+                connection.execute(statement)
+            yield
+        except BaseException:
+            _go_on_after_error(connection)
+            connection.execute("ROLLBACK")
+            raise
+        connection.execute("COMMIT")
+
+
+@contextmanager
+def _guarded(connection: Connection[Row]) -> Generator[None]:
+    """A statement that, if it fails, leaves the transaction as it was."""
+    connection.execute("SAVEPOINT kappa")
+    try:
+        yield
+    except BaseException:
+        connection.execute("ROLLBACK TO SAVEPOINT kappa")
+        raise
+    connection.execute("RELEASE SAVEPOINT kappa")
+
+
+def _go_on_after_error(connection: Connection[Row]) -> None:
+    """In the pipeline: until then the server leaves out whatever it is sent."""
+    with suppress(psycopg.Error), connection.pipeline() as pipeline:  # the error was raised already
+        pipeline.sync()
+
+
 @contextmanager
 def opened(pool: Pool, limits: Limits, snapshot: str = "", *, wait: float = float("inf")) -> Generator[Connection[Row]]:
     """A connection in a transaction that sees one state, known to whoever cancels the question."""
     if stop := limits.stop():
         raise Stopped(stop)
+    # A walk is parallel by itself, within the budget; the server's own workers are outside of it, and to start them
+    # takes longer than most steps.
+    begin = [
+        sql.SQL("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"),
+        *([sql.SQL("SET TRANSACTION SNAPSHOT {}").format(snapshot)] if snapshot else []),
+        sql.SQL("SET LOCAL max_parallel_workers_per_gather = 0"),
+    ]
     with (
         pool.connection(wait=max(min(limits.left, wait), 0.001)) as connection,
         cancellable(connection, limits.cancel),
-        connection.transaction(),
+        _begun(connection, *begin),
     ):
-        # A walk is parallel by itself, within the budget; the server's own workers are outside of it, and to start
-        # them takes longer than most steps.
-        connection.execute(
-            "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY; SET LOCAL max_parallel_workers_per_gather = 0"
-        )
-        if snapshot:
-            connection.execute(sql.SQL("SET TRANSACTION SNAPSHOT {}").format(snapshot))
         yield connection
 
 
@@ -219,10 +258,8 @@ def quick(pool: Pool, limits: Limits, act: Callable[[Connection[Row]], T]) -> T:
         with (
             pool.connection(wait=max(limits.left, 0.001)) as connection,
             cancellable(connection, limits.cancel),
-            connection.pipeline(),
-            connection.transaction(),
+            _begun(connection, sql.SQL("BEGIN"), _server_keeps(limits)),
         ):
-            connection.execute(_server_keeps(limits))
             return act(connection)
     except errors.QueryCanceled:
         raise Stopped(limits.stop() or OUT_OF_TIME) from None

@@ -25,7 +25,7 @@ from kappa.graph.query.server import Stopped, cancellable, session, stop_threads
 from kappa.graph.query.vectors import Builder, Matrix, block_rows, row_bytes
 from kappa.graph.store import clock
 from kappa.graph.store import vectors as stored
-from kappa.graph.store.adjacency import Ints, unpack
+from kappa.graph.store.adjacency import Ints, result_of, unpack
 from kappa.graph.store.vectors import Kind
 from kappa.pg import KappaError, Pool, PoolUnreachable
 from kappa.pg.queries import Row
@@ -235,8 +235,7 @@ class VectorKeeper:
 
 def _touched(connection: Connection[Row], since: int) -> Ints | None:
     """Concepts that were touched after an epoch; None if it may be all of them."""
-    result = connection.execute(clock.CONCEPT_CHANGES.sql, {"since": since}, binary=True).pgresult
-    assert result is not None
+    result = result_of(connection.execute(clock.CONCEPT_CHANGES.sql, {"since": since}, binary=True))
     if any(result.get_value(row, 0) == b"reload" for row in range(result.ntuples)):
         return None
     pieces = [unpack(result.get_value(row, 1)) for row in range(result.ntuples)]

@@ -5,12 +5,14 @@ The server packs columns into arrays and numpy unpacks them; no Python object is
 
 import struct
 from collections.abc import Generator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from psycopg import Connection
+from psycopg import Connection, Cursor
+from psycopg.pq.abc import PGresult
 
 from kappa.pg import queries
 from kappa.pg.queries import Query, Row
@@ -126,10 +128,17 @@ def int_array(numbers: Ints) -> str:
 
 
 def _arrays(connection: Connection[Row], query: Query, params: dict[str, Any]) -> list[Ints]:
-    cursor = connection.execute(query.sql, params, binary=True)
+    result = result_of(connection.execute(query.sql, params, binary=True))
+    return [unpack(result.get_value(0, column)) for column in range(result.nfields)]
+
+
+def result_of(cursor: Cursor[Row]) -> PGresult:
+    """A statement's result as libpq has it; within a pipeline, as soon as it is there."""
+    with suppress(IndexError):  # of no rows
+        cursor.scroll(0)
     result = cursor.pgresult
     assert result is not None
-    return [unpack(result.get_value(0, column)) for column in range(result.nfields)]
+    return result
 
 
 def unpack(data: bytes | memoryview | None, element: int | None = None) -> Ints:

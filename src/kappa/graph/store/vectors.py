@@ -13,7 +13,7 @@ from psycopg.pq import Format
 
 from kappa.graph.errors import BadWrite
 from kappa.graph.identity import kept
-from kappa.graph.store.adjacency import Ints, int_array, unpack
+from kappa.graph.store.adjacency import Ints, int_array, result_of, unpack
 from kappa.pg import queries
 from kappa.pg.queries import Query, Row
 
@@ -122,8 +122,7 @@ def some(connection: Connection[Row], kind: Kind, nodes: Ints) -> Block:
 
 def having(connection: Connection[Row], kind: Kind, nodes: Ints) -> Ints:
     """Those of the nodes that have a vector."""
-    result = connection.execute(HAVING.sql, {**kind._asdict(), "nodes": int_array(nodes)}, binary=True).pgresult
-    assert result is not None
+    result = result_of(connection.execute(HAVING.sql, {**kind._asdict(), "nodes": int_array(nodes)}, binary=True))
     return unpack(result.get_value(0, 0))
 
 
@@ -134,8 +133,7 @@ def best_connected(connection: Connection[Row], kind: Kind, ontology: int | None
 
 
 def _packed(connection: Connection[Row], query: Query, kind: Kind, params: dict[str, Any]) -> Block:
-    result = connection.execute(query.sql, params, binary=True).pgresult
-    assert result is not None
+    result = result_of(connection.execute(query.sql, params, binary=True))
     nodes, groups, data = (result.get_value(0, column) for column in range(3))
     record = np.dtype([("header", f"V{ARRAY_HEADER}"), ("elements", ELEMENT, (kind.dimension,))])
     vectors = np.frombuffer(data or b"", record)["elements"]["value"].astype(np.float32)

@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from typing import LiteralString
 
 import psycopg
 import pytest
@@ -50,12 +51,13 @@ class SlowBackend(SqlBackend):
 class FailingBackend(SqlBackend):
     """Fails for some nodes."""
 
-    def __init__(self, failing: Sequence[int]) -> None:
+    def __init__(self, failing: Sequence[int], statement: LiteralString = "SELECT 1 / 0") -> None:
         self._failing = set(failing)
+        self._statement: LiteralString = statement
 
     def expand(self, connection: Connection[Row], way: Way, frontier: Ints, allowed: Allowed, most: int) -> Ints:
         if self._failing & set(frontier.tolist()):
-            connection.execute("SELECT 1 / 0")
+            connection.execute(self._statement)
         return super().expand(connection, way, frontier, allowed, most)
 
 
@@ -159,6 +161,20 @@ def test_some_workers_failing_is_a_part_and_all_of_them_an_error(graph: Graph, u
     none = asked_of(opened, url, FailingBackend(list(nodes.values())), chunk=1)
     with pytest.raises(GraphFailed, match="division by zero"):
         none.neighbors([ids["hub"]], 2, "out")
+
+
+@pytest.mark.parametrize("chunk", [1, 2_000], ids=["several statements", "one statement"])
+def test_a_question_that_loses_its_connections_says_so_and_the_next_one_is_answered(
+    graph: Graph, url: str, opened: list[Graph], chunk: int
+) -> None:
+    ids = write(graph, [("hub", "HAS", f"n{n}") for n in range(4)] + [("n0", "HAS", "far")])
+    nodes = {name: graph.concept(key).node for name, key in ids.items()}  # type: ignore[union-attr]
+    end = "SELECT pg_terminate_backend(pg_backend_pid())"
+    backend = FailingBackend([nodes[f"n{n}"] for n in range(4)], end)
+    losing = asked_of(opened, url, backend, chunk=chunk)
+    with pytest.raises(GraphFailed, match=r"terminating connection|server closed the connection"):
+        losing.neighbors([ids["hub"]], 2, "out")
+    assert labels(losing.neighbors([ids["hub"]], 1, "out")) == ["n0", "n1", "n2", "n3"]
 
 
 def test_a_server_without_connections_for_helpers_holds_up_nobody(

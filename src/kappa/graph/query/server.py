@@ -207,7 +207,8 @@ def _begun(connection: Connection[Row], *begin: sql.SQL | sql.Composed) -> Gener
             yield
         except BaseException:
             _go_on_after_error(connection)
-            connection.execute("ROLLBACK")
+            with suppress(psycopg.Error):  # the connection may be gone
+                connection.execute("ROLLBACK")
             raise
         connection.execute("COMMIT")
 
@@ -219,7 +220,8 @@ def _guarded(connection: Connection[Row]) -> Generator[None]:
     try:
         yield
     except BaseException:
-        connection.execute("ROLLBACK TO SAVEPOINT kappa")
+        with suppress(psycopg.Error):
+            connection.execute("ROLLBACK TO SAVEPOINT kappa")
         raise
     connection.execute("RELEASE SAVEPOINT kappa")
 

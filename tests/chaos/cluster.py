@@ -552,6 +552,14 @@ class Cluster:
                 left = ", ".join(map(str, connection.execute(CONNECTIONS).fetchall()))
                 self.leaks.append(f"connections are left: {left}")
 
+    def keep_logs(self, place: Path, record: Record) -> None:
+        shutil.rmtree(place, ignore_errors=True)
+        place.mkdir(parents=True)
+        for log in self.home.glob("*.log"):
+            shutil.copy(log, place)
+        facts = [*record.lives, *record.outages, *record.blocks]
+        (place / "outages.txt").write_text("".join(f"{fact}\n" for fact in facts))
+
     def close(self) -> None:
         try:
             for client in self._clients:

@@ -22,7 +22,7 @@ from tests.chaos.checker import (
     met_full_disk,
 )
 from tests.chaos.client import Enqueuer
-from tests.chaos.cluster import Cluster
+from tests.chaos.cluster import ROOT, Cluster
 from tests.chaos.faults import WEIGHTS, Faults, not_tested
 from tests.chaos.handlers import Plan
 from tests.chaos.record import Record
@@ -127,7 +127,11 @@ def run(
         record.time_to_drain = took
         cluster.tell(record)
         lacks = not_tested(cluster)
-        return summarise(seed, record, making.done, lacks, check(record), time.monotonic() - began)
+        if violations := check(record):
+            place = ROOT / "build" / f"chaos-{seed}"
+            cluster.keep_logs(place, record)
+            say(f"what every process said, and when it was out of order, is in {place.relative_to(ROOT)}")
+        return summarise(seed, record, making.done, lacks, violations, time.monotonic() - began)
 
 
 def start_workers(cluster: Cluster) -> None:

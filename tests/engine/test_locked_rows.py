@@ -131,7 +131,11 @@ async def test_a_session_that_the_server_does_not_serve_costs_no_lease(
             os.kill(pid, signal.SIGCONT)
         return None
 
-    place(engine, Executor.ASYNC, "hold", ttl=2)
+    def held_for(seconds: int) -> bool:
+        assert site.rows("SELECT 1 FROM kappa.jobs WHERE id = %s AND lease_until > clock_timestamp()", job)
+        return lease_until(site, job) > until + timedelta(seconds=seconds)
+
+    place(engine, Executor.ASYNC, "hold", ttl=4)
     site.shut(1)
     job = client.enqueue("hold", site.task(gate=1, text="one")).id
     async with working(engine, FOLLOWER):
@@ -139,7 +143,7 @@ async def test_a_session_that_the_server_does_not_serve_costs_no_lease(
         frozen = await seen(freeze)
         try:
             until = lease_until(site, job)
-            await seen(lambda: lease_until(site, job) > until + timedelta(seconds=4), what="renewals")
+            await seen(lambda: held_for(8), what="renewals")
         finally:
             os.kill(frozen, signal.SIGCONT)
         site.open(1)

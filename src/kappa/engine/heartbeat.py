@@ -105,6 +105,7 @@ class Heartbeat:
             if time.monotonic() < next_beat and asked == self._answered:
                 next_beat = min(next_beat, time.monotonic() + self._interval())  # the leases may have become shorter
                 continue
+            connected = self._connection is not None
             everything = asked != self._answered or not self._locked or time.monotonic() >= next_round
             try:
                 self._renew(self._desk.leases() if everything else self._locked)
@@ -119,7 +120,8 @@ class Heartbeat:
             except (psycopg.Error, PgError) as error:
                 log.warning("leases could not be renewed: %s", " ".join(str(error).split()))
                 self._disconnect()
-                next_beat = time.monotonic() + min(ERROR_RETRY, self._interval())
+                # A session that has failed is replaced at once. Where none can be had, the server is given a moment.
+                next_beat = time.monotonic() + (0.0 if connected else min(ERROR_RETRY, self._interval()))
 
     def _renew(self, leases: list[Running]) -> None:
         """Renew leases in one statement, and note those whose rows another session has locked."""
@@ -152,7 +154,7 @@ class Heartbeat:
             )
             # Renewals skip locked rows. What can be locked is the worker's own row, or a whole table.
             self._connection.execute("SET lock_timeout = '200ms'")
-        self._connection.patience = max(LEAST_PATIENCE, 2 * self._interval())
+        self._connection.patience = max(LEAST_PATIENCE, self._interval())
         return self._connection
 
     def _disconnect(self) -> None:

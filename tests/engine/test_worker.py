@@ -604,6 +604,8 @@ async def test_every_lease_of_a_worker_is_renewed_in_one_statement_before_it_run
     client.enqueue("other")
     async with working(engine, FOLLOWER):
         await crowd.until(3)
+        # A renewal passes the row by of a job whose start is being written.
+        await seen(lambda: site.rows("SELECT count(*) FROM kappa.jobs WHERE attempt = 1") == [3])
         site.do(RENEWALS)
         renewed = await seen(lambda: rows if len(rows := site.rows("SELECT jobs FROM renewals ORDER BY id")) > 4 else 0)
         crowd.let_go()

@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+from kappa.app.home import alive
 from kappa.engine.signals import Signals
 from kappa.graph.ingest.providers import PROCESS
 from kappa.pg import PoolUse
@@ -175,7 +176,7 @@ class SharedCounts:
         for path in self._directory.glob("*.json"):
             with suppress(FileNotFoundError):
                 counts = Counts.load(path.read_text())
-                if _alive(int(path.stem)):
+                if alive(int(path.stem)):
                     counts.leads &= time.time() - path.stat().st_mtime < SILENT_AFTER
                     total.add(counts)
                 else:
@@ -183,17 +184,6 @@ class SharedCounts:
                     path.unlink()
         total.add(self._gone)
         return total
-
-
-def _alive(pid: int) -> bool:
-    """Whether there is such a process."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
 
 
 @asynccontextmanager

@@ -94,15 +94,18 @@ def own_directory(home: Path, purpose: str) -> Generator[Path]:
             yield own
         finally:
             shutil.rmtree(own, ignore_errors=True)
-            lock.path.unlink()
+            lock.path.unlink(missing_ok=True)
 
 
 def _is_of_earlier_version(path: Path) -> bool:
     """Whether a living server of an earlier version may have this: it held no lock, and gave things its pid's name."""
-    if not path.stem.isdecimal() or int(path.stem) == os.getpid():
-        return False
+    return path.stem.isdecimal() and int(path.stem) != os.getpid() and alive(int(path.stem))
+
+
+def alive(pid: int) -> bool:
+    """Whether there is such a process."""
     try:
-        os.kill(int(path.stem), 0)
+        os.kill(pid, 0)
     except ProcessLookupError:
         return False
     except PermissionError:
